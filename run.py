@@ -1,0 +1,6 @@
+"""Run a benchmark from a checkout: `python run.py engine=skotergy devices=2`. Installed, the same is `skote-eval`."""
+
+from skote.eval.runner import main
+
+if __name__ == "__main__":
+    main()

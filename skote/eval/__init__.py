@@ -1,0 +1,1 @@
+"""Measurement: workloads, the measuring loop, parity, statistics, records and reports."""

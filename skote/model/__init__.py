@@ -1,0 +1,1 @@
+"""Decoder-only language models as data: the spec, its adapters, checkpoints, and the lean decoder."""

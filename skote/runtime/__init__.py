@@ -1,0 +1,1 @@
+"""The decode closure: cache, engine, sampling, replicas, the router, and text generation."""

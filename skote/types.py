@@ -1,0 +1,192 @@
+"""The nouns that every layer shares: requests, completions, the engine protocol, and the errors.
+
+Imports the standard library alone, so that any module, and any spawned process, can afford it.
+
+Errors::
+
+    SkoteError            exit 1   something failed while it ran
+      EngineError                  an engine failed on a request
+        ReplicaError               a replica's process ended or never came up
+      RecordError                  a run's files could not be written or read
+      UsageError          exit 4   the command line, the configuration or an input is wrong
+        CheckpointError            a model directory is missing something or holds something unreadable
+        CapacityError              what was asked for does not fit (memory, context, devices)
+        RequestError               a request that no engine can serve
+      InvalidRunError     exit 2   a run whose figures must not be believed
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class ExitCode(enum.IntEnum):
+    """How a run's process ends."""
+
+    DONE = 0
+    FAILED = 1
+    INVALID = 2
+    INCONCLUSIVE = 3
+    USAGE = 4
+    INTERRUPTED = 130  # Ctrl-C, as shells report it
+
+    @staticmethod
+    def worst(codes: Iterable[int]) -> ExitCode:
+        """The code that speaks for several jobs: 130, then 4, 2, 1, 3, and 0 where nothing went wrong."""
+        order = (130, 4, 2, 1, 3)
+        return ExitCode(min(codes, key=lambda code: order.index(code) if code in order else len(order), default=0))
+
+
+class SkoteError(Exception):
+    """Base of every error that Skotergy raises; its text is one sentence for the user."""
+
+    exit_code = ExitCode.FAILED
+
+
+class EngineError(SkoteError):
+    """An engine failed on a request."""
+
+
+class ReplicaError(EngineError):
+    """A replica's process ended, or never came up."""
+
+
+class RecordError(SkoteError):
+    """A run's files could not be written or read."""
+
+
+class UsageError(SkoteError):
+    """The command line, the configuration or an input is wrong."""
+
+    exit_code = ExitCode.USAGE
+
+
+class CheckpointError(UsageError):
+    """A model directory is missing something, or holds something unreadable."""
+
+
+class CapacityError(UsageError):
+    """What was asked for does not fit: memory, context length, devices."""
+
+
+class RequestError(UsageError):
+    """A request that no engine can serve."""
+
+
+class InvalidRunError(SkoteError):
+    """A run whose figures must not be believed."""
+
+    exit_code = ExitCode.INVALID
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen. `temperature` 0 is greedy, and then `top_p` and `seed` have no effect."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.temperature >= 0.0:
+            raise RequestError(f"temperature must be 0 (greedy) or more, got {self.temperature}.")
+        if not 0.0 < self.top_p <= 1.0:
+            raise RequestError(f"top_p must lie in (0, 1], got {self.top_p}.")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is taken."""
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt, as token ids. With `ignore_eos` exactly `max_new_tokens` tokens are generated."""
+
+    request_id: str
+    input_ids: tuple[int, ...]
+    max_new_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.input_ids:
+            raise RequestError(f"Request {self.request_id!r} has an empty prompt: give it at least one token.")
+        if self.max_new_tokens < 1:
+            raise RequestError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens that became available to the host together, at `t_ns` (`time.monotonic_ns`)."""
+
+    t_ns: int
+    n_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What became of a request. Stamps are `time.monotonic_ns`; `chunks` were stamped in the replica's process."""
+
+    request_id: str
+    input_tokens: int
+    output_ids: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+    dispatched_ns: int
+    admitted_ns: int | None
+    end_ns: int
+    status: Literal["ok", "error", "cancelled"]
+    finish_reason: Literal["stop", "length"] | None = None
+    error: str | None = None
+    replica: int = 0
+    device: str = "cpu"
+    cached_tokens: int = 0
+
+
+Emit = Callable[[int, Sequence[int]], None]
+"""`emit(row, token_ids)`: new tokens of one row of a batch, called when the host holds them."""
+
+FinishReason = Literal["stop", "length"]
+
+
+class Engine(Protocol):
+    """One model on one device. Speaks token ids; text and time live outside.
+
+    A class that implements it is built as `Engine(local_dir=..., device=..., dtype=..., threads=..., random_seed=...,
+    **options)`, loads in its constructor, and raises `SkoteError`s with a sentence each.
+    """
+
+    def generate(self, requests: Sequence[Request], emit: Emit) -> list[FinishReason]:
+        """Run `requests` as one batch, calling `emit` as tokens arrive; the reason why each row ended, in order."""
+
+    def score(self, request: Request, forced_ids: Sequence[int]) -> NDArray[np.float32]:
+        """Logits `[len(forced_ids), vocab]` with `forced_ids` fed one by one through the very path that is timed.
+
+        Row i is what the engine would have chosen token i from, after the prompt and `forced_ids[:i]`.
+        """
+
+    def describe(self) -> dict[str, Any]:
+        """What runs: tier and why, weights' fingerprint, kernel paths and their counts, compile time. JSON values."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """How to build an engine in another process: the class's import path and its keyword arguments."""
+
+    target: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+class Dispatcher(Protocol):
+    """Takes requests, and answers each with a future that always resolves to a completion, errors included."""
+
+    def dispatch(self, request: Request) -> Future[Completion]:
+        """Queue `request`; the future never raises: a failure is a completion with status "error"."""
