@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -152,14 +152,14 @@ class RunWriter:
         """Write requests.parquet and tokens.parquet.
 
         Raises:
-            RecordError: the disk is full or the folder cannot be written; the files of the last flush stay as they were.
+            RecordError: the disk is full or the folder cannot be written; the last flush's files stay as they were.
         """
         for name, rows, schema in (
             ("requests.parquet", self._requests, REQUEST_SCHEMA),
             ("tokens.parquet", self._tokens, TOKEN_SCHEMA),
         ):
             table = pa.Table.from_pylist(rows, schema=schema)
-            _replace(self.directory / name, lambda path, table=table: pq.write_table(table, path))
+            _replace(self.directory / name, partial(pq.write_table, table))
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Write `content` to `name` in the run's directory (manifest.json, metrics.json).
@@ -179,11 +179,11 @@ def write_text(path: Path, text: str) -> None:
     _replace(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
-def _replace(path: Path, write: Any) -> None:
+def _replace(path: Path, write: Callable[[Path], object]) -> None:
     temporary = path.with_name(f".{path.name}.partial")
     try:
         write(temporary)
-        os.replace(temporary, path)
+        temporary.replace(path)
     except OSError as error:
         raise RecordError(
             f"{path} could not be written ({error.strerror or error}); free some space or choose another folder with "
