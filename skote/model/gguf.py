@@ -32,6 +32,7 @@ _LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_BULKY_KEYS = ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.ggml.merges", "tokenizer.ggml.scores")
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.weight")
 
 
@@ -47,7 +48,7 @@ def convert_gguf(gguf_path: Path, out_dir: Path) -> None:
     from safetensors.numpy import save_file
 
     reader = gguf.GGUFReader(str(gguf_path))
-    meta = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("tokenizer.ggml.")}
+    meta = {key: field.contents() for key, field in reader.fields.items() if key not in _BULKY_KEYS}
     if meta.get("general.architecture") != "llama":
         raise CheckpointError(
             f"{gguf_path} holds the architecture {meta.get('general.architecture')!r}; only 'llama' can be converted."
@@ -84,6 +85,9 @@ def llama_config(meta: dict[str, Any]) -> dict[str, Any]:
         "max_position_embeddings": int(meta["llama.context_length"]),
         "rms_norm_eps": float(meta["llama.attention.layer_norm_rms_epsilon"]),
         "rope_theta": float(meta.get("llama.rope.freq_base", 10000.0)),
+        "bos_token_id": meta.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": meta.get("tokenizer.ggml.eos_token_id"),
+        "pad_token_id": meta.get("tokenizer.ggml.padding_token_id"),
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,

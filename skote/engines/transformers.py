@@ -1,0 +1,223 @@
+"""The baseline: Transformers' own `generate`, as a user would call it (sdpa attention, dynamic cache)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from transformers.generation.logits_process import LogitsProcessor, LogitsProcessorList
+from transformers.generation.streamers import BaseStreamer
+
+from skote.flags import TORCH_DTYPES, flags_record
+from skote.model.checkpoint import fingerprint, load_tensors
+from skote.model.llama import load_spec
+from skote.types import CheckpointError, Emit, FinishReason, Request
+
+
+class TransformersEngine:
+    """`AutoModelForCausalLM.generate` behind the `Engine` protocol; the arguments are those of `SkotergyEngine`.
+
+    Raises:
+        CheckpointError: Transformers cannot load the directory.
+    """
+
+    @torch.no_grad()
+    def __init__(
+        self,
+        *,
+        local_dir: str,
+        device: str,
+        dtype: str,
+        threads: int | None = None,
+        random_seed: int | None = None,
+        layers: int | None = None,
+        pad_id: int | None = None,
+        max_model_len: int | None = None,
+        attention: str = "sdpa",
+    ) -> None:
+        self._threads, self._max_model_len = threads, max_model_len  # the flags and the dynamic cache see to both
+        self._device = torch.device(device)
+        torch_dtype: torch.dtype = getattr(torch, TORCH_DTYPES[dtype])
+        started = time.monotonic()
+        try:
+            config = transformers.AutoConfig.from_pretrained(local_dir)
+            if layers is not None:
+                config.num_hidden_layers = layers
+            if random_seed is None:
+                self._model = load_causal_lm(
+                    transformers.AutoModelForCausalLM.from_pretrained,
+                    local_dir,
+                    torch_dtype,
+                    config=config,
+                    attn_implementation=attention,
+                ).to(self._device)
+            else:
+                self._model = self._random_model(local_dir, config, torch_dtype, layers, random_seed, attention)
+        except (OSError, ValueError, SafetensorError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise CheckpointError(f"Transformers cannot load {local_dir}: {reason}") from error
+        self._model.eval()
+        resized = pad_id is not None and _resize_embeddings(self._model, pad_id)
+        self._eos_ids = self._model.generation_config.eos_token_id
+        self._pad_id = pad_id if pad_id is not None else 0
+        self._load_s = time.monotonic() - started
+        self._notes = ["The embeddings were extended by a row for the padding token."] if resized else []
+
+    def _random_model(
+        self,
+        local_dir: str,
+        config: Any,  # noqa: ANN401 (Transformers' configs are untyped)
+        dtype: torch.dtype,
+        layers: int | None,
+        seed: int,
+        attention: str,
+    ) -> Any:  # noqa: ANN401
+        with self._device:
+            model = load_causal_lm(
+                transformers.AutoModelForCausalLM.from_config, config, dtype, attn_implementation=attention
+            )
+        spec = load_spec(Path(local_dir), layers)
+        parameters = dict(model.named_parameters())
+        for name, tensor in load_tensors(
+            Path(local_dir), spec, dtype=dtype, device=self._device, random_seed=seed
+        ):
+            parameters[name].copy_(tensor)
+        return model
+
+    @torch.no_grad()
+    def generate(self, requests: Sequence[Request], emit: Emit) -> list[FinishReason]:
+        """As `Engine.generate`; several requests are left-padded with an explicit mask."""
+        streamer = _Streamer(requests, self._eos_set(), emit)
+        self._run(requests, max(request.max_new_tokens for request in requests), streamer=streamer)
+        return streamer.reasons()
+
+    @torch.no_grad()
+    def score(self, request: Request, forced_ids: Sequence[int]) -> NDArray[np.float32]:
+        """As `Engine.score`, through `generate` with a processor that leaves no choice."""
+        processors = LogitsProcessorList([_Forced(len(request.input_ids), forced_ids)])
+        output = self._run(
+            [request],
+            len(forced_ids),
+            logits_processor=processors,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        return torch.cat(output.logits).float().cpu().numpy()
+
+    @torch.no_grad()
+    def describe(self) -> dict[str, Any]:
+        """As `Engine.describe`."""
+        model = self._model
+        tensors = dict(model.named_parameters())
+        return {
+            "tier": None,
+            "tier_reason": f"{type(model).__name__}.generate of Transformers {transformers.__version__}, "
+            f"{model.config._attn_implementation} attention, dynamic cache",
+            "weights_fingerprint": fingerprint(tensors.items()),
+            "parameters": sum(tensor.numel() for tensor in tensors.values()),
+            "load_s": self._load_s,
+            "compile_s": None,
+            "notes": self._notes,
+            "paths": {},
+            "flags": flags_record(),
+        }
+
+    def _eos_set(self) -> frozenset[int]:
+        eos = self._eos_ids
+        return frozenset() if eos is None else frozenset(eos if isinstance(eos, list) else [eos])
+
+    def _run(self, requests: Sequence[Request], max_new_tokens: int, **options: Any) -> Any:  # noqa: ANN401
+        width = max(len(request.input_ids) for request in requests)
+        rows = [[self._pad_id] * (width - len(request.input_ids)) + list(request.input_ids) for request in requests]
+        ids = torch.tensor(rows, device=self._device)
+        padding = torch.tensor([width - len(request.input_ids) for request in requests], device=self._device)
+        mask = (torch.arange(width, device=self._device)[None] >= padding[:, None]).long()
+        sampling = requests[0].sampling
+        chosen: dict[str, Any] = {"do_sample": not sampling.greedy}
+        if not sampling.greedy:
+            torch.manual_seed(sampling.seed)
+            chosen |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}
+        # Only the model's own generation config can switch the end-of-sequence token off: a null in an argument of
+        # `generate` is filled in from there.
+        ignore_eos = all(request.ignore_eos for request in requests)
+        self._model.generation_config.eos_token_id = None if ignore_eos else self._eos_ids
+        return self._model.generate(
+            ids,
+            attention_mask=mask,
+            max_new_tokens=max_new_tokens,
+            pad_token_id=self._pad_id,
+            use_cache=True,
+            **chosen,
+            **options,
+        )
+
+
+def load_causal_lm(load: Callable[..., Any], source: Any, dtype: torch.dtype, **options: Any) -> Any:  # noqa: ANN401
+    """`load(source, dtype=dtype)`, or with `torch_dtype=` where this Transformers does not know `dtype` yet."""
+    try:
+        return load(source, dtype=dtype, **options)
+    except TypeError as error:
+        if "'dtype'" not in str(error):
+            raise
+        return load(source, torch_dtype=dtype, **options)
+
+
+def _resize_embeddings(model: Any, token_id: int) -> bool:  # noqa: ANN401
+    """Give the model embedding rows of zeros up to `token_id`; whether it lacked any."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    if token_id < rows:
+        return False
+    model.resize_token_embeddings(token_id + 1, mean_resizing=False)
+    for module in (model.get_input_embeddings(), model.get_output_embeddings()):
+        module.weight[rows:] = 0.0
+    return True
+
+
+class _Streamer(BaseStreamer):
+    """Hands each row's new token to `emit` until the row has ended."""
+
+    def __init__(self, requests: Sequence[Request], eos_ids: frozenset[int], emit: Emit) -> None:
+        self._requests, self._eos_ids, self._emit = requests, eos_ids, emit
+        self._generated = [0] * len(requests)
+        self._reasons: list[FinishReason | None] = [None] * len(requests)
+        self._prompt_seen = False
+
+    def put(self, value: torch.Tensor) -> None:
+        if not self._prompt_seen:  # `generate` streams the prompt first
+            self._prompt_seen = True
+            return
+        for row, token in enumerate(value.tolist()):
+            if self._reasons[row] is not None:
+                continue
+            request = self._requests[row]
+            self._emit(row, (token,))
+            self._generated[row] += 1
+            if token in self._eos_ids and not request.ignore_eos:
+                self._reasons[row] = "stop"
+            elif self._generated[row] == request.max_new_tokens:
+                self._reasons[row] = "length"
+
+    def end(self) -> None:
+        pass
+
+    def reasons(self) -> list[FinishReason]:
+        return [reason or "stop" for reason in self._reasons]
+
+
+class _Forced(LogitsProcessor):  # type: ignore[misc]
+    """Leaves only the next forced token to choose."""
+
+    def __init__(self, prompt_tokens: int, forced_ids: Sequence[int]) -> None:
+        self._prompt_tokens, self._forced_ids = prompt_tokens, forced_ids
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        only = torch.full_like(scores, -torch.inf)
+        only[:, self._forced_ids[input_ids.shape[1] - self._prompt_tokens]] = 0.0
+        return only

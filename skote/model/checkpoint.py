@@ -1,0 +1,116 @@
+"""The tensors of a model: read from a directory of safetensors, or drawn at random for a shape without weights.
+
+Both arms of a run take their tensors from here, so that they multiply by the same numbers; `fingerprint` proves it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+
+from skote.model.spec import DecoderSpec
+from skote.types import CheckpointError
+
+_VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
+_FINGERPRINT_CHUNK = 1 << 22
+_FINGERPRINT_PRIME = 65521
+
+
+def load_tensors(
+    local_dir: Path, spec: DecoderSpec, *, dtype: torch.dtype, device: torch.device, random_seed: int | None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of `spec` with its checkpoint name, one at a time, in `dtype` on `device`.
+
+    With `random_seed` nothing is read: matrices are normal with standard deviation 0.02, norms are ones, each tensor
+    drawn on the device from a generator seeded by (random_seed, name).
+
+    Raises:
+        CheckpointError: no weights, an unreadable file, or a tensor that is missing or has another shape.
+    """
+    shapes = spec.tensor_shapes()
+    if random_seed is not None:
+        for name, shape in shapes.items():
+            yield name, random_tensor(name, shape, dtype=dtype, device=device, seed=random_seed)
+        return
+    by_file = _files_of(local_dir, shapes)
+    for path, names in by_file.items():
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in names:
+                    tensor = file.get_tensor(name)
+                    if name in _VOCABULARY and spec.added_tokens:
+                        tensor = F.pad(tensor, (0, 0, 0, spec.added_tokens))
+                    if tuple(tensor.shape) != shapes[name]:
+                        raise CheckpointError(
+                            f"{path} holds {name} with shape {tuple(tensor.shape)}, config.json asks for {shapes[name]}."
+                        )
+                    yield name, tensor.to(device=device, dtype=dtype)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path} cannot be read ({error}): it is damaged or incomplete.") from error
+
+
+def random_tensor(
+    name: str, shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device, seed: int
+) -> torch.Tensor:
+    """The tensor that (seed, name) stands for on this kind of device."""
+    if len(shape) == 1:
+        return torch.ones(shape, dtype=dtype, device=device)
+    generator = torch.Generator(device=device)
+    generator.manual_seed(int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:7], "little"))
+    return torch.empty(shape, dtype=dtype, device=device).normal_(0.0, 0.02, generator=generator)
+
+
+def fingerprint(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """SHA-256 over the names, shapes, dtypes and two exact integer checksums of `tensors`, in any order, on any device.
+
+    The checksums are the sum of a tensor's bit patterns and their sum weighted by position modulo a prime, both
+    modulo 2^64, so that the same weights give the same fingerprint whichever engine holds them.
+    """
+    lines = sorted(f"{name}|{tuple(tensor.shape)}|{tensor.dtype}|{_checksum(tensor)}" for name, tensor in tensors)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _checksum(tensor: torch.Tensor) -> str:
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    flat = tensor.detach().contiguous().view(-1).view(integers)
+    plain = weighted = 0
+    for start in range(0, flat.numel(), _FINGERPRINT_CHUNK):
+        chunk = flat[start : start + _FINGERPRINT_CHUNK].to(torch.int64)
+        place = torch.arange(start, start + chunk.numel(), device=chunk.device) % _FINGERPRINT_PRIME + 1
+        plain += int(chunk.sum())
+        weighted += int((chunk * place).sum())
+    return f"{plain % 2**64:016x}{weighted % 2**64:016x}"
+
+
+def _files_of(local_dir: Path, names: Iterable[str]) -> dict[Path, list[str]]:
+    """Which file of a checkpoint directory holds which of `names`."""
+    index_path, single = local_dir / "model.safetensors.index.json", local_dir / "model.safetensors"
+    if index_path.is_file():
+        try:
+            located = {
+                name: local_dir / file for name, file in json.loads(index_path.read_text())["weight_map"].items()
+            }
+        except (ValueError, KeyError, AttributeError) as error:
+            raise CheckpointError(f"{index_path} is not an index of safetensors files: {error}.") from error
+    elif single.is_file():
+        try:
+            with safe_open(single, framework="pt") as file:
+                located = dict.fromkeys(file.keys(), single)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{single} cannot be read ({error}): it is damaged or incomplete.") from error
+    else:
+        raise CheckpointError(
+            f"{local_dir} has no weights: expected model.safetensors, or model.safetensors.index.json and its files."
+        )
+    by_file: dict[Path, list[str]] = {}
+    for name in names:
+        if name not in located:
+            raise CheckpointError(f"{local_dir} has no tensor {name}, which its config.json asks for.")
+        by_file.setdefault(located[name], []).append(name)
+    return by_file

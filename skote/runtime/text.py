@@ -1,0 +1,79 @@
+"""Text to token ids and back, by the tokenizer that a checkpoint directory carries."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from skote.types import CheckpointError
+
+PAD_TOKEN = "<|pad|>"  # noqa: S105 (a token of text)
+
+
+class TextCodec:
+    """A tokenizer with a padding token guaranteed.
+
+    `pad_added` says that there was none and that the model's embeddings must reach `pad_id`; `notes` are sentences
+    about what the directory lacked.
+    """
+
+    def __init__(self, tokenizer: Any, sha256: str) -> None:  # noqa: ANN401 (Transformers' tokenizers are untyped)
+        self._tokenizer = tokenizer
+        self.sha256 = sha256
+        self.notes: list[str] = []
+        self.pad_added = tokenizer.pad_token_id is None
+        if self.pad_added:
+            tokenizer.add_special_tokens({"pad_token": PAD_TOKEN})
+            self.notes.append(f"The tokenizer has no padding token: {PAD_TOKEN} was added.")
+        self.has_chat_template = bool(getattr(tokenizer, "chat_template", None))
+        if not self.has_chat_template:
+            self.notes.append("The tokenizer has no chat template: prompts are used as plain text.")
+        self.pad_id: int = tokenizer.pad_token_id
+        self.vocab_size = len(tokenizer)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of plain `text`, with the special tokens that the tokenizer puts around one."""
+        return tuple(self._tokenizer(text)["input_ids"])
+
+    def encode_chat(self, text: str) -> tuple[int, ...]:
+        """Token ids of `text` as a user's turn, up to where the answer starts; plain where there is no template."""
+        if not self.has_chat_template:
+            return self.encode(text)
+        turns = [{"role": "user", "content": text}]
+        return tuple(
+            self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=False)
+        )
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, special tokens left out."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+def load_tokenizer(local_dir: str | Path) -> TextCodec:
+    """The tokenizer of a checkpoint directory.
+
+    Raises:
+        CheckpointError: there is none, or it cannot be loaded.
+    """
+    from transformers import AutoTokenizer
+    from transformers.utils import logging
+
+    directory = Path(local_dir)
+    if not directory.is_dir():
+        raise CheckpointError(f"There is no model directory {directory}.")
+    files = sorted(path for path in directory.iterdir() if re.match(r"tokenizer|vocab|merges|special_tokens", path.name))
+    if not files:
+        raise CheckpointError(f"{directory} has no tokenizer (tokenizer.json or the like).")
+    logging.set_verbosity_error()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(directory)
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise CheckpointError(f"The tokenizer in {directory} cannot be loaded: {reason}") from error
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(path.name.encode() + path.read_bytes())
+    return TextCodec(tokenizer, digest.hexdigest())
