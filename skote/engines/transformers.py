@@ -85,9 +85,7 @@ class TransformersEngine:
             )
         spec = load_spec(Path(local_dir), layers)
         parameters = dict(model.named_parameters())
-        for name, tensor in load_tensors(
-            Path(local_dir), spec, dtype=dtype, device=self._device, random_seed=seed
-        ):
+        for name, tensor in load_tensors(Path(local_dir), spec, dtype=dtype, device=self._device, random_seed=seed):
             parameters[name].copy_(tensor)
         return model
 

@@ -58,12 +58,12 @@ def load_tensors(
 def random_tensor(
     name: str, shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device, seed: int
 ) -> torch.Tensor:
-    """The tensor that (seed, name) stands for on this kind of device."""
+    """The tensor that (seed, name) stands for on this kind of device: drawn in fp32, then rounded to `dtype`."""
     if len(shape) == 1:
         return torch.ones(shape, dtype=dtype, device=device)
     generator = torch.Generator(device=device)
     generator.manual_seed(int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:7], "little"))
-    return torch.empty(shape, dtype=dtype, device=device).normal_(0.0, 0.02, generator=generator)
+    return torch.empty(shape, device=device).normal_(0.0, 0.02, generator=generator).to(dtype)
 
 
 def fingerprint(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:

@@ -75,9 +75,7 @@ def _rope(config: dict[str, Any]) -> RopeSpec:
         factor=float(rope.get("factor", 1.0)),
         low_freq_factor=float(rope.get("low_freq_factor", 1.0)),
         high_freq_factor=float(rope.get("high_freq_factor", 4.0)),
-        original_max_positions=int(
-            rope.get("original_max_position_embeddings") or config["max_position_embeddings"]
-        ),
+        original_max_positions=int(rope.get("original_max_position_embeddings") or config["max_position_embeddings"]),
     )
 
 

@@ -123,7 +123,7 @@ class _Arena:
         if not hasattr(mmap, "MADV_HUGEPAGE"):  # not Linux
             return None
         size = -(-elements * dtype.itemsize // _HUGE_PAGE) * _HUGE_PAGE
-        memory = mmap.mmap(-1, size)
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         memory.madvise(mmap.MADV_HUGEPAGE)
         return torch.frombuffer(memory, dtype=dtype)
 

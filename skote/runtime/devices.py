@@ -29,7 +29,9 @@ def resolve_devices(devices: Devices) -> list[str]:
     if isinstance(devices, str) and devices.isdigit():
         devices = int(devices)
     if isinstance(devices, bool) or not isinstance(devices, (int, str, Sequence)):
-        raise UsageError(f"devices={devices!r} names no devices; use a number, all, cpu, cuda:1 or a list of such names.")
+        raise UsageError(
+            f"devices={devices!r} names no devices; use a number, all, cpu, cuda:1 or a list of such names."
+        )
     if isinstance(devices, int):
         return _first(devices, accelerators)
     if devices == "all":
@@ -70,7 +72,9 @@ def _first(count: int, accelerators: list[str]) -> list[str]:
             raise CapacityError(f"devices={count} was asked for; this machine has {len(accelerators)} accelerator(s).")
         return accelerators[:count]
     if count > _cores():
-        raise CapacityError(f"devices={count} was asked for; this machine has {_cores()} CPU core(s) and no accelerator.")
+        raise CapacityError(
+            f"devices={count} was asked for; this machine has {_cores()} CPU core(s) and no accelerator."
+        )
     return ["cpu"] * count
 
 

@@ -64,7 +64,9 @@ def load_tokenizer(local_dir: str | Path) -> TextCodec:
     directory = Path(local_dir)
     if not directory.is_dir():
         raise CheckpointError(f"There is no model directory {directory}.")
-    files = sorted(path for path in directory.iterdir() if re.match(r"tokenizer|vocab|merges|special_tokens", path.name))
+    files = sorted(
+        path for path in directory.iterdir() if re.match(r"tokenizer|vocab|merges|special_tokens", path.name)
+    )
     if not files:
         raise CheckpointError(f"{directory} has no tokenizer (tokenizer.json or the like).")
     logging.set_verbosity_error()

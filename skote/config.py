@@ -1,0 +1,117 @@
+"""The typed schema of the composed configuration, and where its files lie (in a wheel, in a checkout)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from skote.eval.workload import WorkloadConfig
+
+_PACKAGED = Path(__file__).parent / "conf"
+CONF_DIR = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).parent.parent / "conf"
+
+
+@dataclass
+class ModelConfig:
+    """Where a model's weights come from: a directory, a package that carries them, a hub id, or chance.
+
+    Attributes:
+        name: what reports call it.
+        path: a checkpoint directory.
+        package, file: an installed package and the GGUF in it, converted once into the cache.
+        hub_id: tried where the package is absent.
+        shape: the config.json of a model without weights; they are drawn per tensor from (`seed`, its name).
+        seed: of such weights.
+        layers: use the first layers alone.
+        cache_dir: where converted checkpoints are kept; by default the user's cache folder.
+    """
+
+    name: str = MISSING
+    path: str | None = None
+    package: str | None = None
+    file: str | None = None
+    hub_id: str | None = None
+    shape: dict[str, Any] | None = None
+    seed: int = 0
+    layers: int | None = None
+    cache_dir: str | None = None
+
+
+@dataclass
+class DtypeConfig:
+    """What the weights are kept in: fp32, tf32, bf16 or fp16 (see `skote.flags`)."""
+
+    name: str = MISSING
+
+
+@dataclass
+class EngineConfig:
+    """An arm: the engine's class by its import path, and the keyword arguments of its own."""
+
+    name: str = ""
+    _target_: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class RouterConfig:
+    """How requests are spread over the replicas of an arm."""
+
+    policy: str = "round_robin"
+    max_concurrency_per_device: int = 1
+    microbatch_window_ms: float = 0.0
+
+
+@dataclass
+class MeasureConfig:
+    """What surrounds the measured passes.
+
+    Attributes:
+        parity: compare the arms' outputs before timing.
+        harness_overhead: measure what the harness itself adds, with an engine that does nothing.
+        start_timeout_s: how long an arm may take to load, compile and answer the first time.
+    """
+
+    parity: bool = True
+    harness_overhead: bool = True
+    start_timeout_s: float = 1800.0
+
+
+@dataclass
+class ReportConfig:
+    """Whether report.html is written beside metrics.json."""
+
+    render: bool = True
+
+
+@dataclass
+class RunConfig:
+    """The whole tree. `devices` is a number, `all`, a device's name or a list of names."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    dtype: DtypeConfig = field(default_factory=DtypeConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    compare: EngineConfig = field(default_factory=EngineConfig)
+    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    router: RouterConfig = field(default_factory=RouterConfig)
+    measure: MeasureConfig = field(default_factory=MeasureConfig)
+    report: ReportConfig = field(default_factory=ReportConfig)
+    devices: Any = 1
+    seed: int = 0
+
+
+def register_schema() -> None:
+    """Make the schema known to Hydra, as the `schema` that conf/config.yaml starts from."""
+    ConfigStore.instance().store(name="schema", node=RunConfig)
+
+
+def to_settings(config: DictConfig) -> RunConfig:
+    """The composed tree as dataclasses, every interpolation resolved."""
+    settings = OmegaConf.to_object(config)
+    if not isinstance(settings, RunConfig):
+        raise TypeError(f"the composed configuration is a {type(settings).__name__}, not a RunConfig")
+    return settings

@@ -1,0 +1,119 @@
+"""An arm of a run: one engine on every device, each replica in its own process, behind a dispatcher.
+
+Part of the composition root: with `runner` and `session` the only module of `eval` that knows the runtime.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from skote.config import EngineConfig, RouterConfig
+from skote.eval.measure import Arm as ArmName
+from skote.flags import flags_for, set_flags
+from skote.runtime.devices import threads_per_replica
+from skote.runtime.dispatch import ReplicaDispatcher
+from skote.runtime.replica import Replica
+from skote.types import Completion, EngineSpec, Request
+
+
+@dataclass(slots=True)
+class Arm:
+    """A started arm. `close` belongs to the stack that `start_arm` was given."""
+
+    name: ArmName
+    engine: str
+    replicas: list[Replica]
+    dispatcher: ReplicaDispatcher
+    load_s: list[float]
+    warmup_s: list[float] = field(default_factory=list)
+
+    def warm_up(self, requests: Sequence[Request]) -> list[Completion]:
+        """Run `requests` on every replica, all replicas at once, and return what became of them."""
+        completions: list[Completion] = []
+        started = time.monotonic()
+        for request in requests:
+            launches = [replica.generate([request]) for replica in self.replicas]
+            completions.extend(completion for launch in launches for completion in launch.result())
+        self.warmup_s = [time.monotonic() - started] * len(self.replicas)
+        return completions
+
+    def describe(self) -> dict[str, Any]:
+        """The manifest's entry for this arm."""
+        infos = [replica.call("describe") for replica in self.replicas]
+        peaks = [replica.call("peak_memory") for replica in self.replicas]
+        return {
+            "engine": self.engine,
+            "replicas": [
+                {
+                    "device": replica.device,
+                    "load_s": load_s,
+                    "warmup_s": warmup_s,
+                    "peak_memory_bytes": sum(peak.result().values()),
+                    "info": info.result(),
+                }
+                for replica, load_s, warmup_s, info, peak in zip(
+                    self.replicas, self.load_s, self.warmup_s, infos, peaks, strict=True
+                )
+            ],
+        }
+
+
+def start_arm(
+    stack: ExitStack,
+    name: ArmName,
+    config: EngineConfig,
+    *,
+    model: dict[str, Any],
+    devices: Sequence[str],
+    dtype: str,
+    router: RouterConfig,
+    log_dir: Path | None,
+    timeout_s: float,
+) -> Arm:
+    """Start one process a device and wait until all engines are loaded; `stack` ends the processes.
+
+    `model` holds the keyword arguments that say which model; the engine's own options win over them.
+
+    Raises:
+        SkoteError: an engine could not be built; the first one's own error.
+    """
+    threads = threads_per_replica(devices)
+    started = time.monotonic()
+    replicas = []
+    for index, device in enumerate(devices):
+        options = model | {"device": device, "dtype": dtype, "threads": threads} | _given(config.options)
+        replicas.append(
+            stack.enter_context(
+                Replica(
+                    EngineSpec(config._target_, options),
+                    index=index,
+                    device=device,
+                    setup=partial(set_flags, flags_for(dtype, threads)),
+                    log=log_dir / f"{name}-{index}.log" if log_dir else None,
+                )
+            )
+        )
+    load_s = []
+    for replica in replicas:
+        replica.wait_ready(timeout_s)
+        load_s.append(time.monotonic() - started)
+    dispatcher = stack.enter_context(
+        ReplicaDispatcher(
+            replicas,
+            router.policy,
+            max_concurrency_per_device=router.max_concurrency_per_device,
+            microbatch_window_ms=router.microbatch_window_ms,
+        )
+    )
+    return Arm(name, config.name, replicas, dispatcher, load_s)
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    """An engine's options that the configuration states; a null leaves the run's own choice."""
+    return {key: value for key, value in options.items() if value is not None}

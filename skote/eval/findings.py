@@ -1,0 +1,280 @@
+"""Validity findings: what a reader must know before believing a run's figures, as data.
+
+A finding of severity "invalid" makes the run invalid (exit 2), whatever its speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pandas as pd
+
+from skote.eval.derive import Measured
+from skote.eval.stats import MIN_BLOCKS, minimum_samples
+
+Severity = Literal["invalid", "warning", "info"]
+SEVERITIES: tuple[Severity, ...] = ("invalid", "warning", "info")
+
+CPU_SHARE_LIMIT = 0.06  # of the machine, taken by others in one pass; 3 times the default verdict threshold
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was checked and found wanting: the figure, the limit that it broke, one sentence for a reader."""
+
+    severity: Severity
+    code: str
+    observed: float | int | str | None
+    limit: float | int | str | None
+    sentence: str
+
+
+def find(measured: Measured, manifest: dict[str, Any]) -> list[Finding]:
+    """Every finding of a run, the worst first; within a severity in the order of the checks."""
+    found = [
+        *_arms(measured, manifest),
+        *_parity(measured, manifest),
+        *_weights(measured, manifest),
+        *_counts(measured, manifest),
+        *_early_end(measured, manifest),
+        *_parity_outputs(measured, manifest),
+        *_greedy_outputs(measured, manifest),
+        *_status(measured, manifest),
+        *_failures(measured),
+        *_samples(measured),
+        *_blocks(measured, manifest),
+        *_noise(manifest),
+        *_slow_paths(manifest),
+    ]
+    return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def _arms(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
+    if manifest["status"] != "complete":
+        return  # the status has its own finding
+    for arm in manifest["arms"]:
+        if arm not in measured.arms:
+            yield Finding("invalid", "arm_not_measured", 0, 1, f"The {arm} arm has no measured request.")
+
+
+def _parity(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
+    parity = manifest["parity"]
+    if len(measured.arms) < 2:
+        return
+    if parity is None:
+        yield Finding(
+            "invalid",
+            "parity_missing",
+            None,
+            "passed",
+            "Two arms were timed, but nothing shows that they give the same output: parity was not checked.",
+        )
+    elif not parity["passed"]:
+        yield Finding("invalid", "parity_failed", parity["mode"], "passed", f"Parity failed: {parity['sentence']}")
+
+
+def _weights(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
+    if len(measured.arms) < 2:
+        return
+    replicas = [(arm, replica) for arm in measured.arms for replica in manifest["arms"][arm]["replicas"]]
+    prints = {
+        arm: {replica["info"].get("weights_fingerprint") for a, replica in replicas if a == arm} for arm, _ in replicas
+    }
+    known = set().union(*prints.values()) - {None}
+    if len(known) > 1:
+        shown = "; ".join(f"{arm}: {', '.join(sorted(str(p)[:12] for p in found))}" for arm, found in prints.items())
+        yield Finding(
+            "invalid",
+            "weights_differ",
+            len(known),
+            1,
+            f"The replicas did not run the same weights ({shown}).",
+        )
+    elif any(None in found or not found for found in prints.values()):
+        yield Finding(
+            "warning",
+            "weights_unverified",
+            None,
+            None,
+            "Not every replica reported a fingerprint of its weights, so equal weights are assumed, not checked.",
+        )
+
+
+def _counts(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
+    both = _both_arms(measured)
+    differ = both[both["output_tokens_candidate"] != both["output_tokens_baseline"]]
+    if len(differ):
+        row = differ.iloc[0]
+        # Where a model may stop early, outputs that differ by rounding may end at different tokens.
+        yield Finding(
+            "warning" if manifest["workload"]["respect_eos"] else "invalid",
+            "token_count_mismatch",
+            len(differ),
+            0,
+            f"{_requests(len(differ))} of {len(both)} have different token counts in the two arms, first "
+            f"{row['request_id']} in block {row['block']}: {row['output_tokens_candidate']} and "
+            f"{row['output_tokens_baseline']}.",
+        )
+
+
+def _early_end(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
+    ok = measured.requests[measured.requests["status"] == "ok"]
+    asked = ok["request_id"].map(manifest["requested_tokens"]).astype("float64")
+    short = ok["output_tokens"] < asked
+    if manifest["workload"]["respect_eos"]:
+        short &= ok["finish_reason"] != "stop"
+    if short.any():
+        row = ok[short].iloc[0]
+        yield Finding(
+            "invalid",
+            "early_end",
+            int(short.sum()),
+            0,
+            f"{_requests(int(short.sum()))} ended before the tokens that were asked for, first {row['request_id']} "
+            f"({row['arm']}, block {row['block']}): {row['output_tokens']} of {int(asked[short].iloc[0])}.",
+        )
+
+
+def _parity_outputs(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
+    if manifest["parity"] is None or not manifest["workload"]["greedy"]:
+        return
+    ok = measured.requests[measured.requests["status"] == "ok"]
+    for arm in measured.arms:
+        rows = ok[ok["arm"] == arm]
+        expected = rows["request_id"].map(manifest["parity"]["outputs"].get(arm, {}))
+        differ = rows[expected.notna() & (expected != rows["output_sha256"])]
+        if len(differ):
+            row = differ.iloc[0]
+            yield Finding(
+                "invalid",
+                "output_differs_from_parity",
+                len(differ),
+                0,
+                f"{_requests(len(differ))} of the {arm} arm gave other tokens when timed than when parity was checked, "
+                f"first {row['request_id']} in block {row['block']}: what was timed is not what was checked.",
+            )
+        if expected.isna().any():
+            unchecked = int(expected.isna().sum())
+            yield Finding(
+                "warning",
+                "output_unchecked",
+                unchecked,
+                0,
+                f"{_requests(unchecked)} of the {arm} arm were timed without an output to check them against.",
+            )
+
+
+def _greedy_outputs(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
+    if manifest["dtype"] != "fp32" or not manifest["workload"]["greedy"]:
+        return
+    both = _both_arms(measured)
+    differ = both[both["output_sha256_candidate"] != both["output_sha256_baseline"]]
+    if len(differ):
+        row = differ.iloc[0]
+        yield Finding(
+            "invalid",
+            "greedy_outputs_differ",
+            len(differ),
+            0,
+            f"{_requests(len(differ))} of {len(both)} gave different greedy tokens in the two arms in fp32, first "
+            f"{row['request_id']} in block {row['block']}.",
+        )
+
+
+def _status(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
+    if manifest["status"] == "interrupted":
+        yield Finding(
+            "warning",
+            "interrupted",
+            len(measured.requests),
+            None,
+            f"The run was interrupted: the figures cover the {len(measured.requests)} measured requests that had "
+            "finished or failed by then.",
+        )
+    elif manifest["status"] == "failed":
+        reason = manifest["error"] or "no reason was recorded"
+        yield Finding("warning", "run_failed", reason, None, f"The run did not come to its end: {reason}")
+
+
+def _failures(measured: Measured) -> Iterator[Finding]:
+    for arm in measured.arms:
+        rows = measured.requests[measured.requests["arm"] == arm]
+        failed = rows[rows["status"] != "ok"]
+        if len(failed):
+            row = failed.iloc[0]
+            first = row["error"].rstrip(".") if isinstance(row["error"], str) else row["status"]
+            yield Finding(
+                "warning",
+                "requests_failed",
+                len(failed),
+                0,
+                f"{len(failed)} of {len(rows)} requests failed in the {arm} arm, first {row['request_id']} ({first}). "
+                "The percentiles cover the others, the adj_ ones count each failure as infinitely slow.",
+            )
+
+
+def _samples(measured: Measured) -> Iterator[Finding]:
+    limit = minimum_samples(95)
+    finished = measured.requests[measured.requests["status"] == "ok"].groupby("arm").size()
+    least = min((int(finished.get(arm, 0)) for arm in measured.arms), default=0)
+    if least < limit:
+        yield Finding(
+            "warning",
+            "too_few_samples",
+            least,
+            limit,
+            f"{_requests(least)} an arm are too few to state an interval of p95: it takes {limit}.",
+        )
+
+
+def _blocks(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
+    blocks = len(measured.paired_blocks)
+    if len(manifest["arms"]) == 2 and blocks < MIN_BLOCKS:
+        yield Finding(
+            "warning",
+            "too_few_blocks",
+            blocks,
+            MIN_BLOCKS,
+            f"{blocks} blocks with the same requests in both arms are too few for an interval of the difference: it "
+            f"takes {MIN_BLOCKS}.",
+        )
+
+
+def _noise(manifest: dict[str, Any]) -> Iterator[Finding]:
+    timed = [entry for entry in manifest["passes"] if entry["phase"] == "measure"]
+    for key, code, what in (
+        ("foreign_cpu_share", "foreign_cpu", "other processes took"),
+        ("steal_share", "steal", "the hypervisor took"),
+    ):
+        noisy = [entry for entry in timed if (entry[key] or 0.0) > CPU_SHARE_LIMIT]
+        if noisy:
+            worst = max(noisy, key=lambda entry: float(entry[key]))
+            yield Finding(
+                "warning",
+                code,
+                round(float(worst[key]), 4),
+                CPU_SHARE_LIMIT,
+                f"Machine noise: {what} more than {CPU_SHARE_LIMIT:.0%} of the CPU in {len(noisy)} of {len(timed)} "
+                f"passes, at most {worst[key]:.0%} ({worst['arm']}, block {worst['block']}).",
+            )
+
+
+def _slow_paths(manifest: dict[str, Any]) -> Iterator[Finding]:
+    for arm, content in manifest["arms"].items():
+        notes = [note for replica in content["replicas"] for note in replica["info"].get("notes", [])]
+        for note in dict.fromkeys(notes):
+            yield Finding("warning", "slow_path", arm, None, f"A slow path ran in the {arm} arm: {note}")
+
+
+def _both_arms(measured: Measured) -> pd.DataFrame:
+    """Finished requests that have a counterpart: request_id, block, and both arms' token counts and output hashes."""
+    ok = measured.requests[measured.requests["status"] == "ok"]
+    columns = ["request_id", "block", "output_tokens", "output_sha256"]
+    candidate, baseline = (ok.loc[ok["arm"] == arm, columns] for arm in ("candidate", "baseline"))
+    return candidate.merge(baseline, on=["request_id", "block"], suffixes=("_candidate", "_baseline"))
+
+
+def _requests(count: int) -> str:
+    return f"{count} request" if count == 1 else f"{count} requests"

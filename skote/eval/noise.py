@@ -1,0 +1,84 @@
+"""How much of the machine's CPU time went to somebody else while a pass ran."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+import psutil  # type: ignore[import-untyped]
+
+
+@dataclass(frozen=True, slots=True)
+class CpuSample:
+    """Seconds of CPU time since the machine (`total`, `busy`, `steal`) or the processes (`own`) started.
+
+    `total` counts every CPU, idle or not; `steal` is None where the platform does not count it.
+    """
+
+    total: float
+    busy: float
+    steal: float | None
+    own: float
+
+
+@dataclass(frozen=True, slots=True)
+class CpuNoise:
+    """Shares, 0 to 1, of the CPU time that all CPUs of the machine offered; None where it could not be told.
+
+    Attributes:
+        foreign_cpu_share: used by processes that are neither ours nor started by ours.
+        steal_share: taken away by the hypervisor.
+    """
+
+    foreign_cpu_share: float | None
+    steal_share: float | None
+
+
+class CpuMeter:
+    """Compares two samples: one taken when it is made, one at `read`. A sample takes about a millisecond."""
+
+    def __init__(self) -> None:
+        self._before = sample_cpu()
+
+    def read(self) -> CpuNoise:
+        """The noise since this meter was made."""
+        return cpu_noise(self._before, sample_cpu())
+
+
+def sample_cpu() -> CpuSample:
+    """Read the machine's counters, and those of this process and all its descendants."""
+    times = psutil.cpu_times()._asdict()
+    # Linux counts a guest's time as user time already.
+    total = sum(times.values()) - times.get("guest", 0.0) - times.get("guest_nice", 0.0)
+    steal = times.get("steal")
+    not_busy = times["idle"] + times.get("iowait", 0.0) + (steal or 0.0)
+    return CpuSample(total, total - not_busy, steal, _own_seconds())
+
+
+def _own_seconds() -> float:
+    """CPU seconds of this process and its descendants, with the ended children that their parents waited for.
+
+    A child that ends between two samples moves from its own counters to its parent's, so its time stays in the sum.
+    """
+    this = psutil.Process()
+    seconds = 0.0
+    for process in [this, *this.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            seconds += times.user + times.system + times.children_user + times.children_system
+    return seconds
+
+
+def cpu_noise(before: CpuSample, after: CpuSample) -> CpuNoise:
+    """What lies between two samples.
+
+    Both shares are None where the machine's counters did not advance: the pass was shorter than their tick (10 ms), or
+    the platform does not keep them.
+    """
+    total = after.total - before.total
+    if total <= 0.0:
+        return CpuNoise(None, None)
+    foreign = (after.busy - before.busy) - (after.own - before.own)
+    steal = None if before.steal is None or after.steal is None else (after.steal - before.steal) / total
+    # The two counters tick apart, so a machine that is all ours may come out slightly below 0.
+    return CpuNoise(max(0.0, foreign / total), steal)

@@ -1,0 +1,178 @@
+"""A run's report.html and metrics.json, rebuilt from its files; `skote-report` on the command line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from skote.eval import figures
+from skote.eval.comparison import render_comparison
+from skote.eval.derive import METRICS, Measured
+from skote.eval.record import Run, read_run, write_text
+from skote.eval.summary import PERCENTILES, PRIMARY, summarize
+from skote.eval.wording import arm_labels, environment, verdict_sentence
+from skote.types import ExitCode, SkoteError
+
+KEY_METRICS = (
+    ("e2el_ms", "p50", "End to end p50", "ms, dispatch to last token"),
+    ("e2el_ms", "p95", "End to end p95", "ms"),
+    ("ttft_ms", "p50", "TTFT p50", "ms, dispatch to first token"),
+    ("ttft_ms", "p95", "TTFT p95", "ms"),
+    ("tpot_ms", "p50", "TPOT p50", "ms a token after the first"),
+    ("tpot_ms", "p95", "TPOT p95", "ms"),
+)
+METHODS = {"t": "t interval", "bootstrap": "paired bootstrap"}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One arm's figure in the main table; `refused` says why there is no interval."""
+
+    value: float | str | None
+    interval: list[float | str] | None
+    refused: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of the main table: one figure in each arm, and the difference where two arms ran."""
+
+    label: str
+    note: str
+    cells: list[Cell]
+    delta: dict[str, Any] | None
+    primary: bool
+
+
+def render_run(directory: Path) -> tuple[Path, dict[str, Any]]:
+    """Write metrics.json and report.html of the run in `directory`; the report's path and the metrics.
+
+    Raises:
+        RecordError: the run's files cannot be read, or the two cannot be written.
+    """
+    run = read_run(directory)
+    metrics = summarize(run)
+    page = report_html(run, metrics)
+    write_text(directory / "metrics.json", json.dumps(metrics, indent=2, sort_keys=True, allow_nan=False) + "\n")
+    write_text(directory / "report.html", page)
+    return directory / "report.html", metrics
+
+
+def report_html(run: Run, metrics: dict[str, Any]) -> str:
+    """The page of `run`, whose figures are `metrics` (from `summarize`): one file, no network, no script."""
+    manifest = run.manifest
+    labels = arm_labels(manifest)
+    deltas = metrics["deltas"]
+    primary = deltas[PRIMARY[0]][PRIMARY[1]] if deltas else None
+    arms = list(metrics["arms"])
+    return (
+        environment()
+        .get_template("report.html.j2")
+        .render(
+            manifest=manifest,
+            metrics=metrics,
+            labels=labels,
+            arms=arms,
+            headline=" against ".join(labels.values()),
+            primary=primary,
+            method=METHODS.get(primary["method"]) if primary else None,
+            verdict_word=metrics["verdict"]["label"] or ("MEASURED" if arms else "NOTHING MEASURED"),
+            sentence=verdict_sentence(metrics, labels),
+            key_rows=_key_rows(metrics),
+            charts=_charts(Measured(run), labels),
+            metric_names=list(metrics["arms"][arms[0]]["metrics"]) if arms else [],
+            percentiles=PERCENTILES,
+            definitions=METRICS,
+            workload=_workload(manifest["workload"]),
+            git=_git(manifest["machine"]["git"]),
+            packages=", ".join(
+                f"{name} {version}" for name, version in sorted(manifest["machine"]["packages"].items())
+            ),
+        )
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """`skote-report RUN_DIR [RUN_DIR...]`: rebuild each run's report; compare them where there are several."""
+    parser = argparse.ArgumentParser(prog="skote-report", description=main.__doc__)
+    parser.add_argument(
+        "runs", metavar="RUN_DIR", nargs="+", type=Path, help="a run's directory, with its parquet files"
+    )
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        type=Path,
+        default=Path("comparison.html"),
+        help="where the comparison of several runs goes (default: %(default)s)",
+    )
+    try:
+        arguments = parser.parse_args(argv)
+    except SystemExit as error:
+        raise SystemExit(ExitCode.USAGE if error.code else ExitCode.DONE) from error
+    codes = [_rebuild(directory) for directory in arguments.runs]
+    if len(arguments.runs) > 1:
+        codes.append(_compare(arguments.runs, arguments.out))
+    raise SystemExit(ExitCode.worst(codes))
+
+
+def _rebuild(directory: Path) -> ExitCode:
+    try:
+        path, _ = render_run(directory)
+    except SkoteError as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        return error.exit_code
+    print(path)  # noqa: T201
+    return ExitCode.DONE
+
+
+def _compare(directories: Sequence[Path], out: Path) -> ExitCode:
+    try:
+        path = render_comparison(directories, out.parent, out.name)
+    except SkoteError as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        return error.exit_code
+    print(path)  # noqa: T201
+    return ExitCode.DONE
+
+
+def _key_rows(metrics: dict[str, Any]) -> list[Row]:
+    arms, deltas = metrics["arms"], metrics["deltas"]
+    rows = []
+    for name, q, label, note in KEY_METRICS:
+        figures_ = [content["metrics"][name][q] for content in arms.values()]
+        cells = [Cell(f["value"], f["interval"], f"{q} refused: {f['reason']}") for f in figures_]
+        delta = deltas[name][q] if deltas else None
+        rows.append(Row(label, note, cells, delta, (name, q) == PRIMARY))
+    cells = [Cell(content["throughput"]["output_tok_s"], None, "") for content in arms.values()]
+    delta = deltas["output_tok_s"] if deltas else None
+    rows.append(Row("Output throughput", "tok/s", cells, delta, primary=False))
+    return rows
+
+
+def _charts(measured: Measured, labels: dict[str, str]) -> dict[str, Any]:
+    chosen = {metric.name: metric for metric in METRICS}
+    return {
+        "ecdf": [figures.ecdf(measured, chosen[name], labels) for name in ("e2el_ms", "ttft_ms", "tpot_ms")],
+        "gaps": figures.token_gaps(measured, labels),
+        "timeline": [figures.timeline(measured, arm, labels[arm]) for arm in measured.arms],
+    }
+
+
+def _workload(workload: dict[str, Any]) -> str:
+    load = "all at once" if workload["load"] == "burst" else f"closed loop, concurrency {workload['concurrency']}"
+    limit = workload["max_new_tokens"]
+    return (
+        f"{workload['name']}: {workload['blocks']} blocks of {workload['requests_per_block']} requests, {load}"
+        f"{'' if limit is None else f', {limit} new tokens each'}, {'greedy' if workload['greedy'] else 'sampled'}"
+    )
+
+
+def _git(git: dict[str, Any] | None) -> str:
+    if git is None:
+        return "not a checkout"
+    return f"{git['commit']}{', with uncommitted changes' if git['dirty'] else ''}"

@@ -1,0 +1,323 @@
+"""One run, from a typed configuration to a directory with rows, manifest, metrics and report.
+
+Part of the composition root: it knows every layer, and nothing but `runner` knows it.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from skote.config import EngineConfig, ModelConfig, RouterConfig, RunConfig
+from skote.eval.arms import Arm, start_arm
+from skote.eval.environment import describe_machine
+from skote.eval.gate import ParityGate
+from skote.eval.harness import measure_overhead
+from skote.eval.measure import Arm as ArmName
+from skote.eval.measure import Pass, plan_passes, run_pass
+from skote.eval.noise import CpuMeter
+from skote.eval.parity import Ids
+from skote.eval.progress import RunProgress
+from skote.eval.record import SCHEMA_VERSION, RowKey, RunWriter, read_run
+from skote.eval.report import render_run
+from skote.eval.summary import summarize
+from skote.eval.workload import HashCodec, Workload, build_workload, check_config, check_fits
+from skote.flags import flags_for
+from skote.model.llama import load_spec
+from skote.model.source import ModelSource, converted_gguf, hub_snapshot, packaged_gguf, shape_directory
+from skote.model.spec import DecoderSpec
+from skote.runtime.capacity import check_memory, describe_accelerators
+from skote.runtime.devices import resolve_devices
+from skote.runtime.text import TextCodec, load_tokenizer
+from skote.types import CheckpointError, Completion, ExitCode, UsageError
+
+_SIMULATED = EngineConfig(name="simulated", _target_="skote.engines.simulated.SimulatedEngine")
+_REFERENCE = EngineConfig(name="reference", _target_="skote.engines.transformers.TransformersEngine")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will run, checked before any process starts."""
+
+    settings: RunConfig
+    source: ModelSource
+    spec: DecoderSpec
+    devices: list[str]
+    workload: Workload
+    codec: TextCodec | None
+    arms: dict[ArmName, EngineConfig]
+
+    @property
+    def model_options(self) -> dict[str, Any]:
+        """The keyword arguments of every engine of this run that say which model, and how long a request gets."""
+        longest = max(len(request.input_ids) + request.max_new_tokens for request in self._all_requests())
+        return self.source.engine_options() | {
+            "pad_id": self.codec.pad_id if self.codec else None,
+            "max_model_len": min(longest, self.spec.max_positions),
+        }
+
+    def _all_requests(self) -> list[Any]:
+        return [*self.workload.requests, *self.workload.warmup]
+
+
+def plan_run(settings: RunConfig, directory: Path, progress: RunProgress, *, compare: bool) -> Plan:
+    """Check everything that can be checked without loading weights.
+
+    `compare` False drops the other arm.
+
+    Raises:
+        UsageError: an option, a path or a prompt that cannot be served.
+    """
+    check_config(settings.workload)
+    flags_for(settings.dtype.name)
+    if not settings.engine.name:
+        raise UsageError("engine must name an engine; compare=none is for the other arm.")
+    devices = resolve_devices(settings.devices)
+    source = model_source(settings.model, directory, progress)
+    spec = load_spec(source.local_dir, source.layers)
+    codec = load_tokenizer(source.local_dir) if source.random_seed is None else None
+    for note in codec.notes if codec else ():
+        progress.say(note)
+    workload = build_workload(settings.workload, codec or HashCodec(spec.vocab), settings.seed)
+    check_fits(workload, spec.max_positions)
+    arms: dict[ArmName, EngineConfig] = {"candidate": settings.engine}
+    if compare:
+        arms["baseline"] = settings.compare
+    plan = Plan(settings, source, spec, devices, workload, codec, arms)
+    modelled = sum(config._target_ != _SIMULATED._target_ for config in arms.values())
+    check_memory(spec, settings.dtype.name, devices, arms=modelled, positions=plan.model_options["max_model_len"])
+    return plan
+
+
+def model_source(config: ModelConfig, directory: Path, progress: RunProgress) -> ModelSource:
+    """The checkpoint that `config` names, converted or downloaded where needed.
+
+    Raises:
+        CheckpointError: it is not to be had.
+    """
+    if config.shape is not None:
+        return ModelSource(shape_directory(config.shape, directory / "model"), config.seed, config.layers)
+    if config.path is not None:
+        return ModelSource(Path(config.path).expanduser(), None, config.layers)
+    if config.package is None or config.file is None or config.hub_id is None:
+        raise CheckpointError("The model needs a path, a shape, or a package with a file and a hub_id (conf/model).")
+    gguf_path = packaged_gguf(config.package, config.file)
+    if gguf_path is None:
+        return ModelSource(hub_snapshot(config.hub_id, config.package), None, config.layers)
+    cache_dir = Path(config.cache_dir).expanduser() if config.cache_dir else None
+    return ModelSource(converted_gguf(gguf_path, cache_dir, progress.say), None, config.layers)
+
+
+@dataclass
+class Session:
+    """A run in progress: what has been found so far, and the files that it goes to."""
+
+    plan: Plan
+    directory: Path
+    progress: RunProgress
+    command: str
+    overrides: list[str]
+    passes: list[dict[str, Any]] = field(default_factory=list)
+    outputs: dict[ArmName, dict[str, Ids]] = field(default_factory=dict)
+    harness: dict[str, Any] | None = None
+    parity: dict[str, Any] | None = None
+    arms: dict[ArmName, dict[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.run_id = uuid.uuid4().hex
+        self.started = datetime.now(UTC)
+        self.clock = {"wall_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
+        self.machine = describe_machine(describe_accelerators())
+        self.writer = RunWriter(self.directory, self.run_id, self.plan.workload.sha256)
+
+    def run(self) -> ExitCode:
+        """Measure, and write everything; the run's exit code.
+
+        Raises:
+            SkoteError: an arm could not be started or judged, or a file could not be written. What had finished is on
+                disk by then, as it is after a KeyboardInterrupt.
+        """
+        # Until the end says otherwise the run counts as interrupted, so that a killed one reads as what it is.
+        self._write("interrupted")
+        try:
+            with ExitStack() as stack:
+                self._measure(stack)
+        except KeyboardInterrupt:
+            self._write("interrupted")
+            raise
+        except Exception as error:
+            self._write("failed", str(error))
+            raise
+        self._write("complete")
+        return self.finish()
+
+    def finish(self) -> ExitCode:
+        """Compute metrics.json from the files, and the report where one is wanted; the run's exit code."""
+        if self.plan.settings.report.render:
+            path, metrics = render_run(self.directory)
+        else:
+            path, metrics = self.directory / "metrics.json", summarize(read_run(self.directory))
+            self.writer.write_json(path.name, metrics)
+        self.progress.say(str(path))
+        return ExitCode(metrics["exit_code"])
+
+    def _measure(self, stack: ExitStack) -> None:
+        settings, workload = self.plan.settings, self.plan.workload
+        if settings.measure.harness_overhead:
+            self._measure_harness()
+        arms = [self._start(stack, name, config) for name, config in self.plan.arms.items()]
+        for arm in arms:
+            self.progress.say(f"Warming up {arm.name} ({arm.engine})")
+            self._add_warmup(arm, arm.warm_up(workload.warmup))
+        gate = self._gate(stack, arms)
+        plan = plan_passes(len(workload.blocks), settings.seed, _names(arms))
+        self.progress.start(len(plan) * len(workload.blocks[0]))
+        by_name = {arm.name: arm for arm in arms}
+        try:
+            for step in plan:
+                self._run_pass(by_name[step.arm], step)
+        finally:
+            self.arms = {arm.name: arm.describe() for arm in arms if all(each.alive for each in arm.replicas)}
+        if gate is not None and settings.dtype.name == "fp32" and workload.greedy:
+            self.parity = gate.settle(self.outputs["candidate"], self.outputs["baseline"])
+
+    def _measure_harness(self) -> None:
+        self.progress.say("Measuring the harness's own overhead")
+        with ExitStack() as stack:
+            simulated = start_arm(
+                stack,
+                "candidate",
+                _SIMULATED,
+                model={},
+                devices=["cpu"],
+                dtype="fp32",
+                router=RouterConfig(),
+                log_dir=self.directory,
+                timeout_s=self.plan.settings.measure.start_timeout_s,
+            )
+            self.harness = measure_overhead(simulated.dispatcher)
+
+    def _start(self, stack: ExitStack, name: ArmName, config: EngineConfig, dtype: str | None = None) -> Arm:
+        settings = self.plan.settings
+        self.progress.say(f"Loading {config.name} on {', '.join(self.plan.devices)}")
+        arm = start_arm(
+            stack,
+            name,
+            config,
+            model=self.plan.model_options,
+            devices=self.plan.devices if dtype is None else self.plan.devices[:1],
+            dtype=dtype or settings.dtype.name,
+            router=settings.router,
+            log_dir=self.directory,
+            timeout_s=settings.measure.start_timeout_s,
+        )
+        info = arm.replicas[0].call("describe").result()
+        for line in (
+            f"tier {info['tier']}: {info['tier_reason']}" if info["tier"] else info["tier_reason"],
+            *info["notes"],
+        ):
+            self.progress.say(f"  {line}")
+        self.progress.say(f"  ready after {max(arm.load_s):.1f} s" + _compile_note(info))
+        return arm
+
+    def _add_warmup(self, arm: Arm, completions: list[Completion]) -> None:
+        key = RowKey(arm.name, arm.engine, 0, 0, "warmup")
+        for completion in completions:
+            self.writer.add(key, completion.dispatched_ns, completion)
+        self.writer.flush()
+
+    def _gate(self, stack: ExitStack, arms: list[Arm]) -> ParityGate | None:
+        settings, workload = self.plan.settings, self.plan.workload
+        if len(arms) < 2 or not settings.measure.parity:
+            return None
+        self.progress.say("Comparing the arms' outputs")
+        gate = ParityGate(arms[0], arms[1], workload.requests)
+        if settings.dtype.name == "fp32":
+            self.parity = gate.compare_tokens([request.request_id for request in workload.blocks[0]])
+        else:
+            with ExitStack() as reference_stack:
+                reference = self._start(reference_stack, "baseline", _REFERENCE, "fp32")
+                self.parity = gate.compare_forced(reference.replicas[0], settings.seed)
+        self.progress.say(f"  {'passed' if self.parity['passed'] else 'FAILED'}: {self.parity['sentence']}")
+        return gate
+
+    def _run_pass(self, arm: Arm, step: Pass) -> None:
+        workload = self.plan.workload
+        key = RowKey(arm.name, arm.engine, step.block, step.round, "measure")
+
+        def note(scheduled_ns: int, completion: Completion) -> None:
+            self.writer.add(key, scheduled_ns, completion)
+            self.outputs.setdefault(arm.name, {})[completion.request_id] = completion.output_ids
+            finished = completion.status == "ok"
+            latency = (completion.chunks[-1].t_ns - completion.dispatched_ns) / 1e6 if finished else None
+            self.progress.advance(arm.name, step.block, latency)
+
+        meter, start_ns = CpuMeter(), time.monotonic_ns()
+        try:
+            run_pass(arm.dispatcher, workload.blocks[step.block], workload.load, workload.concurrency, note)
+        finally:
+            self.passes.append(
+                {
+                    "arm": arm.name,
+                    "block": step.block,
+                    "round": step.round,
+                    "phase": "measure",
+                    "start_ns": start_ns,
+                    "end_ns": time.monotonic_ns(),
+                    **asdict(meter.read()),
+                }
+            )
+            self.writer.flush()
+
+    def _write(self, status: str, error: str | None = None) -> None:
+        plan, settings = self.plan, self.plan.settings
+        element = 4 if settings.dtype.name in ("fp32", "tf32") else 2
+        fingerprints = [each["replicas"][0]["info"].get("weights_fingerprint") for each in self.arms.values()]
+        self.writer.flush()
+        self.writer.write_json(
+            "manifest.json",
+            {
+                "schema_version": SCHEMA_VERSION,
+                "run_id": self.run_id,
+                "status": status,
+                "error": error,
+                "started": self.started.isoformat(timespec="seconds"),
+                "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+                "clock": self.clock,
+                "command": self.command,
+                "overrides": self.overrides,
+                "config": asdict(settings),
+                "machine": self.machine,
+                "model": {
+                    "name": settings.model.name,
+                    "path": str(plan.source.local_dir),
+                    "parameters": plan.spec.parameters,
+                    "bytes_per_token": plan.spec.bytes_per_token(element),
+                    "tokenizer_sha256": plan.codec.sha256 if plan.codec else None,
+                    "weights_sha256": next((each for each in fingerprints if each), None),
+                },
+                "dtype": settings.dtype.name,
+                "seed": settings.seed,
+                "workload": plan.workload.describe(),
+                "devices": plan.devices,
+                "arms": self.arms,
+                "requested_tokens": {each.request_id: each.max_new_tokens for each in plan.workload.requests},
+                "parity": self.parity,
+                "harness": self.harness,
+                "passes": self.passes,
+            },
+        )
+
+
+def _names(arms: list[Arm]) -> tuple[ArmName] | tuple[ArmName, ArmName]:
+    return (arms[0].name,) if len(arms) == 1 else (arms[0].name, arms[1].name)
+
+
+def _compile_note(info: dict[str, Any]) -> str:
+    seconds = info["compile_s"]
+    return "" if seconds is None else f", {seconds:.1f} s of it compiling (cached for the next run)"

@@ -1,0 +1,124 @@
+"""How figures and verdicts read on a page: numbers with the digits that matter, sentences, names of the arms."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from skote.eval.stats import MIN_BLOCKS
+
+NOT_AVAILABLE = "not available"
+MINUS = "\N{MINUS SIGN}"
+
+
+def number(value: float | str | None) -> str:
+    """Three to four significant digits: 1,723 and 719.6 and 39.06 and 0.132; "\N{INFINITY}" for "inf"."""
+    if value is None:
+        return NOT_AVAILABLE
+    if isinstance(value, str):
+        return "\N{INFINITY}"
+    size = abs(value)
+    digits = 0 if size >= 1000 or value == 0 else 1 if size >= 100 else 2 if size >= 1 else 3
+    return f"{value:,.{digits}f}".replace("-", MINUS)
+
+
+def percent(value: float | None) -> str:
+    """A signed percentage: "+1.3 %"."""
+    return NOT_AVAILABLE if value is None else f"{value:+.1f}\N{NO-BREAK SPACE}%".replace("-", MINUS)
+
+
+def percent_interval(bounds: list[float] | None) -> str:
+    """An interval of percentages: "-3.1 to +0.2 %", with a second decimal where the first would hide its width."""
+    if bounds is None:
+        return NOT_AVAILABLE
+    digits = 1 if bounds[1] - bounds[0] >= 0.2 else 2
+    return f"{bounds[0]:+.{digits}f} to {bounds[1]:+.{digits}f}\N{NO-BREAK SPACE}%".replace("-", MINUS)
+
+
+def interval(bounds: list[float | str] | None) -> str:
+    """An interval in the metric's unit: "714.9 to 726.4"."""
+    return NOT_AVAILABLE if bounds is None else f"{number(bounds[0])} to {number(bounds[1])}"
+
+
+def size(value: float | None) -> str:
+    """Bytes as MiB or GiB."""
+    if value is None:
+        return NOT_AVAILABLE
+    mib = value / 2**20
+    return f"{mib / 1024:,.2f}\N{NO-BREAK SPACE}GiB" if mib >= 1024 else f"{mib:,.0f}\N{NO-BREAK SPACE}MiB"
+
+
+def devices(names: list[str]) -> str:
+    """Devices of the replicas: "cuda:0, cuda:1" and "2 × cpu"."""
+    counts = Counter(names)
+    return ", ".join(f"{count} × {name}" if count > 1 else name for name, count in counts.items())
+
+
+def machine(facts: dict[str, Any]) -> str:
+    """What a machine is made of, without its name: machines that read alike count as the same kind."""
+    accelerators = ", ".join(accelerator["name"] for accelerator in facts["accelerators"]) or "no accelerator"
+    return f"{facts['cpu']}, {facts['cores']} cores, {size(facts['memory_bytes'])}, {accelerators}"
+
+
+def pretty(value: dict[str, Any]) -> str:
+    """A configuration as indented JSON."""
+    return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def arm_labels(manifest: dict[str, Any]) -> dict[str, str]:
+    """The engine's name of each arm, with the arm's where both arms ran the same engine."""
+    engines = {arm: str(content["engine"]) for arm, content in manifest["arms"].items()}
+    if len(set(engines.values())) == len(engines):
+        return engines
+    return {arm: f"{engine} ({arm})" for arm, engine in engines.items()}
+
+
+def verdict_sentence(metrics: dict[str, Any], labels: dict[str, str]) -> str:
+    """What the run's primary delta says, in one or two sentences."""
+    if not metrics["arms"]:
+        return "Nothing was measured."
+    if not metrics["deltas"]:
+        arm, content = next(iter(metrics["arms"].items()))
+        median = number(content["metrics"]["e2el_ms"]["p50"]["value"])
+        return f"One arm ran, so nothing is compared: with {labels[arm]} a median request took {median} ms end to end."
+    delta = metrics["deltas"]["e2el_ms"]["p50"]
+    change = delta["delta_pct"]
+    if change is None:
+        return "One of the arms finished no request, so there is nothing to compare."
+    words = f"{abs(change):.1f}\N{NO-BREAK SPACE}% {'less' if change < 0 else 'more'} time"
+    sentence = f"A median request takes {words} end to end with {labels['candidate']} than with {labels['baseline']}."
+    threshold = f"\N{PLUS-MINUS SIGN}{metrics['threshold_pct']:g}\N{NO-BREAK SPACE}%"
+    reasons = {
+        "beyond_threshold": "",
+        "within_threshold": f" The whole interval lies within {threshold}, which counts as no difference.",
+        "too_few_blocks": f" {delta['blocks']} paired blocks are too few to say more: an interval takes {MIN_BLOCKS}.",
+        "interval_crosses_threshold": f" The interval reaches across {threshold}: the smallest gain that this run "
+        f"could have shown is {number(delta['detectable_pct'])}\N{NO-BREAK SPACE}%.",
+    }
+    return sentence + reasons[delta["reason"]]
+
+
+def environment() -> jinja2.Environment:
+    """The templates beside this file, with the functions above as filters; a name that is missing is an error."""
+    templates = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters.update(
+        number=number,
+        percent=percent,
+        percent_interval=percent_interval,
+        interval=interval,
+        size=size,
+        devices=devices,
+        machine=machine,
+        pretty=pretty,
+    )
+    return templates

@@ -1,0 +1,55 @@
+"""Whether a model fits, asked before anything is loaded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import psutil
+import torch
+
+from skote.flags import TORCH_DTYPES
+from skote.model.spec import DecoderSpec
+from skote.types import CapacityError
+
+HEADROOM = 1.10  # activations, the interpreter, and the copy of one tensor that loading holds for a moment
+
+
+def check_memory(spec: DecoderSpec, dtype: str, devices: Sequence[str], *, arms: int, positions: int) -> None:
+    """Check that weights and KV cache of `arms` arms, one replica of each on every device, fit side by side.
+
+    Raises:
+        CapacityError: they do not; the sentence says what is needed and what there is.
+    """
+    element: int = getattr(torch, TORCH_DTYPES[dtype]).itemsize
+    replica = (spec.parameters + spec.kv_bytes_per_token(1) * positions) * element * HEADROOM
+    for device, replicas in Counter(devices).items():
+        needed = replica * replicas * arms
+        there = available_bytes(device)
+        if there is not None and needed > there:
+            raise CapacityError(
+                f"The model does not fit: {replicas * arms} x {replica / 1e9:.1f} GB ({dtype} weights and cache, "
+                f"{arms} arm(s), {replicas} replica(s)) on {device}, which has {there / 1e9:.1f} GB; use fewer "
+                "layers (model.layers=N), a smaller dtype, one arm (compare=none) or a larger device."
+            )
+
+
+def available_bytes(device: str) -> int | None:
+    """Memory that `device` can give: free host memory for a CPU, all of a CUDA device's; None where unknown."""
+    kind = torch.device(device).type
+    if kind == "cpu":
+        return int(psutil.virtual_memory().available)
+    if kind == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return None
+
+
+def describe_accelerators() -> list[dict[str, str | int]]:
+    """Name and memory of each CUDA or XPU device, or of Apple's one, for the manifest."""
+    if torch.cuda.is_available():
+        properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    elif torch.xpu.is_available():
+        properties = [torch.xpu.get_device_properties(index) for index in range(torch.xpu.device_count())]
+    else:
+        return [{"name": "MPS"}] if torch.backends.mps.is_available() else []
+    return [{"name": each.name, "memory_bytes": each.total_memory} for each in properties]

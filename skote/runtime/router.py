@@ -1,0 +1,334 @@
+"""Text in, text out, over replicas: one engine a device, each in its own process. Also the command `skote-router`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn, Protocol
+
+from skote.flags import flags_for, set_flags
+from skote.runtime.dispatch import ReplicaCounts, ReplicaDispatcher
+from skote.runtime.replica import Replica
+from skote.types import (
+    Completion,
+    EngineError,
+    EngineSpec,
+    ExitCode,
+    Request,
+    RequestError,
+    Sampling,
+    SkoteError,
+    UsageError,
+)
+
+_SKOTERGY = "skote.runtime.engine.SkotergyEngine"
+
+
+class Codec(Protocol):
+    """A tokenizer, as far as a router needs one (`skote.runtime.text.TextCodec`)."""
+
+    pad_id: int
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """The prompt's token ids."""
+
+    def encode_chat(self, text: str) -> tuple[int, ...]:
+        """The token ids of `text` as a user's message in the model's chat template."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids."""
+
+
+class Router:
+    """Loads one replica a device and answers prompts, in the calling thread or through futures; safe among threads.
+
+    Args:
+        local_dir: a checkpoint directory with its tokenizer.
+        devices: a count, "all", "cpu", "cuda:1" or a list; None takes what the machine has.
+        dtype: fp32 (also where None), tf32, bf16 or fp16.
+        policy: round_robin (also where None), shortest_queue or length_aware.
+        max_concurrency_per_device: launches that a replica may hold at one time; 1 where None.
+        microbatch_window_ms: how long a request may wait for others to share its launch; 0 is off.
+        microbatch_max: the most requests of a launch.
+        engine: another engine than Skotergy's; its options add to, and win over, the common ones.
+        codec: a tokenizer in place of the checkpoint's own.
+        log_dir: a folder for one log a replica, replica-N.log; None lets them write to this process's stderr.
+
+    Raises:
+        UsageError: an argument that does not fit; `CheckpointError` and `CapacityError` are the engine's own.
+        ReplicaError: a replica's process did not come up.
+    """
+
+    def __init__(
+        self,
+        local_dir: str | Path,
+        devices: int | str | Sequence[str] | None = None,
+        dtype: str | None = None,
+        policy: str | None = None,
+        max_concurrency_per_device: int | None = None,
+        *,
+        microbatch_window_ms: float = 0.0,
+        microbatch_max: int = 8,
+        engine: EngineSpec | None = None,
+        codec: Codec | None = None,
+        log_dir: Path | None = None,
+    ) -> None:
+        from skote.runtime.devices import resolve_devices, threads_per_replica
+        from skote.runtime.text import load_tokenizer
+
+        self.codec: Codec = load_tokenizer(local_dir) if codec is None else codec
+        self._ids = itertools.count()
+        names = resolve_devices(devices)
+        threads = threads_per_replica(names)
+        dtype = dtype or "fp32"
+        setup = partial(set_flags, flags_for(dtype, threads))
+        target = engine or EngineSpec(_SKOTERGY, {"pad_id": self.codec.pad_id})
+        with contextlib.ExitStack() as stack:
+            replicas = []
+            for index, device in enumerate(names):
+                options = {
+                    "local_dir": str(local_dir),
+                    "device": device,
+                    "dtype": dtype,
+                    "threads": threads,
+                    "random_seed": None,
+                    **target.options,
+                }
+                log = None if log_dir is None else log_dir / f"replica-{index}.log"
+                spec = EngineSpec(target.target, options)
+                replicas.append(stack.enter_context(Replica(spec, index=index, device=device, setup=setup, log=log)))
+            self._dispatcher = ReplicaDispatcher(
+                replicas,
+                policy or "round_robin",
+                max_concurrency_per_device=1 if max_concurrency_per_device is None else max_concurrency_per_device,
+                microbatch_window_ms=microbatch_window_ms,
+                microbatch_max=microbatch_max,
+            )
+            stack.enter_context(self._dispatcher)
+            for replica in replicas:
+                replica.wait_ready()
+            self._replicas = replicas
+            stack.pop_all()  # all is well: from here on `close` does it
+
+    def __enter__(self) -> Router:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(grace_s=5.0 if error is None else 0.0)
+
+    @property
+    def counts(self) -> list[ReplicaCounts]:
+        """What each replica has had to do so far."""
+        return self._dispatcher.counts
+
+    def submit(self, text: str, *, max_new_tokens: int, greedy: bool = True, sampling: Sampling | None = None) -> str:
+        """The answer to `text`, without it. Greedy, else with temperature 1; `sampling`, where given, wins over both.
+
+        Raises:
+            RequestError: an empty prompt, or `max_new_tokens` below 1.
+            EngineError: the request failed.
+        """
+        return self._text(self._dispatch(text, max_new_tokens, greedy, sampling).result())
+
+    def submit_many(
+        self, texts: Sequence[str], *, max_new_tokens: int, greedy: bool = True, sampling: Sampling | None = None
+    ) -> list[str]:
+        """The answers to `texts`, in their order; all run to their end before the first failure is raised.
+
+        Raises:
+            RequestError: an empty prompt, or `max_new_tokens` below 1; prompts before it have run.
+            EngineError: a request failed.
+        """
+        futures: list[Future[Completion]] = []
+        try:
+            futures.extend(self._dispatch(text, max_new_tokens, greedy, sampling) for text in texts)
+        finally:
+            wait(futures)
+        return [self._text(future.result()) for future in futures]
+
+    def submit_future(
+        self, text: str, *, max_new_tokens: int, greedy: bool = True, sampling: Sampling | None = None
+    ) -> Future[str]:
+        """As `submit`, with the answer, or the `EngineError`, in a future.
+
+        Raises:
+            RequestError: an empty prompt, or `max_new_tokens` below 1.
+        """
+        future: Future[str] = Future()
+        future.set_running_or_notify_cancel()
+
+        def answer(done: Future[Completion]) -> None:
+            try:
+                future.set_result(self._text(done.result()))
+            except EngineError as error:
+                future.set_exception(error)
+            finally:
+                if not future.done():  # the trace of what the tokenizer raised goes to the log of concurrent.futures
+                    future.set_exception(EngineError(f"The answer to {text[:40]!r} could not be decoded."))
+
+        self._dispatch(text, max_new_tokens, greedy, sampling).add_done_callback(answer)
+        return future
+
+    def submit_ids(
+        self, input_ids: tuple[int, ...], *, max_new_tokens: int, sampling: Sampling | None = None
+    ) -> Future[Completion]:
+        """Token ids in, a completion with its stamps out; a failure is a completion, and never raises.
+
+        Raises:
+            RequestError: an empty prompt, or `max_new_tokens` below 1.
+        """
+        request_id = f"router-{next(self._ids)}"
+        return self._dispatcher.dispatch(Request(request_id, input_ids, max_new_tokens, sampling or Sampling()))
+
+    def close(self, grace_s: float = 5.0) -> None:
+        """Cancel what is queued and end the replicas; what runs has `grace_s` seconds to finish. Twice is once."""
+        self._dispatcher.close()
+        for replica in self._replicas:
+            replica.close(grace_s)
+
+    def _dispatch(self, text: str, max_new_tokens: int, greedy: bool, sampling: Sampling | None) -> Future[Completion]:
+        if sampling is None and not greedy:
+            sampling = Sampling(temperature=1.0)
+        return self.submit_ids(self.codec.encode(text), max_new_tokens=max_new_tokens, sampling=sampling)
+
+    def _text(self, completion: Completion) -> str:
+        if completion.status != "ok":
+            raise EngineError(completion.error or f"Request {completion.request_id!r} was {completion.status}.")
+        return self.codec.decode(completion.output_ids)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command `skote-router`: prompts from a file or standard input, answers to stdout in the same order.
+
+    Returns the exit code: 0, 1 where a prompt failed, 4 for wrong usage, 130 after Ctrl-C.
+    """
+    try:
+        return _answer_prompts(_parser().parse_intermixed_args(argv))
+    except SkoteError as error:
+        _complain(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        _complain("interrupted.")
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:  # the reader of our stdout has enough; the flush at exit must not fail again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.FAILED
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see {self.prog} --help.")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="skote-router", description="Answer many prompts, one a line, over replicas of one model.")
+    parser.add_argument("directory", metavar="DIR", help="a checkpoint directory with its tokenizer")
+    parser.add_argument("file", metavar="FILE", nargs="?", default="-", help="prompts, one a line; - is stdin")
+    parser.add_argument("--devices", type=_devices, help="a count, all, cpu, cuda:1, or cuda:0,cuda:2")
+    parser.add_argument("--dtype", help="fp32 (default), tf32, bf16 or fp16")
+    parser.add_argument("--policy", help="round_robin (default), shortest_queue or length_aware")
+    parser.add_argument(
+        "--max-new-tokens", type=_positive, default=64, metavar="N", help="at most so many a prompt (64)"
+    )
+    parser.add_argument("--max-concurrency", type=_positive, metavar="N", help="launches in flight a device (1)")
+    parser.add_argument("--log-dir", type=Path, metavar="DIR", help="one log a replica goes here, instead of stderr")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--chat", action="store_true", help="send each line as a message in the model's chat template")
+    form.add_argument("--raw", dest="chat", action="store_false", help="continue each line as it is (default)")
+    parser.add_argument("--json", action="store_true", help="one JSON object a prompt instead of plain text")
+    return parser
+
+
+def _devices(value: str) -> int | str | list[str]:
+    if value.isdecimal():
+        return int(value)
+    return value.split(",") if "," in value else value
+
+
+def _positive(value: str) -> int:
+    if not value.isdecimal() or int(value) < 1:
+        raise argparse.ArgumentTypeError(f"{value!r} is not a whole number of at least 1")
+    return int(value)
+
+
+def _answer_prompts(options: argparse.Namespace) -> int:
+    prompts = _read_prompts(options.file)
+    failures = 0
+    with Router(
+        options.directory,
+        options.devices,
+        options.dtype,
+        options.policy,
+        options.max_concurrency,
+        log_dir=options.log_dir,
+    ) as router:
+        encode = router.codec.encode_chat if options.chat else router.codec.encode
+        answers = [_submit(router, encode(prompt), options.max_new_tokens) for prompt in prompts]
+        for index, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+            completion = answer.result() if isinstance(answer, Future) else None
+            error = str(answer) if completion is None else completion.error
+            failures += error is not None
+            text = None if completion is None or error is not None else router.codec.decode(completion.output_ids)
+            if error is not None:
+                _complain(f"prompt {index + 1} of {len(prompts)} failed: {error}")
+            if options.json:
+                record = {"index": index, "prompt": prompt, "text": text, "error": error, **_figures(completion)}
+                sys.stdout.write(json.dumps(record) + "\n")
+            elif text is not None:
+                ran = ", ".join(f"{name} {value:g}" for name, value in _figures(completion).items())
+                sys.stderr.write(f"--- {index + 1}/{len(prompts)} ({ran})\n")
+                sys.stderr.flush()
+                sys.stdout.write(text + "\n")
+            sys.stdout.flush()
+    return ExitCode.FAILED if failures else ExitCode.DONE
+
+
+def _submit(router: Router, input_ids: tuple[int, ...], max_new_tokens: int) -> Future[Completion] | RequestError:
+    try:
+        return router.submit_ids(input_ids, max_new_tokens=max_new_tokens)
+    except RequestError as error:  # this prompt is at fault, the others are not
+        return error
+
+
+def _figures(completion: Completion | None) -> dict[str, float]:
+    """Where a prompt ran and how long it took (e2el_ms of METRICS.md); nothing for one that gave no token."""
+    if completion is None or not completion.chunks:
+        return {}
+    e2el_ms = (completion.chunks[-1].t_ns - completion.dispatched_ns) / 1e6
+    return {
+        "replica": completion.replica,
+        "output_tokens": len(completion.output_ids),
+        "e2el_ms": round(e2el_ms, 3),
+    }
+
+
+def _read_prompts(file: str) -> list[str]:
+    try:
+        content = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"The prompts' file {file} cannot be read ({error.strerror}).") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"The prompts ({file}) are not UTF-8 text: {error.reason}.") from error
+    prompts = [line.removesuffix("\r") for line in content.split("\n") if line.strip()]
+    if not prompts:
+        raise UsageError("There is no prompt: give one a line, in FILE or on standard input.")
+    return prompts
+
+
+def _complain(sentence: str) -> None:
+    sys.stderr.write(f"skote-router: {sentence}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

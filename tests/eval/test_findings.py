@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from skote.eval.derive import Measured
+from skote.eval.findings import find
+from skote.eval.record import read_run
+
+
+@pytest.fixture
+def run(synthetic):
+    return read_run(synthetic().write())
+
+
+def codes(run, manifest=None):
+    return [(finding.severity, finding.code) for finding in find(Measured(run), manifest or run.manifest)]
+
+
+def changed(run, **changes):
+    return copy.deepcopy(run.manifest) | changes
+
+
+def test_a_plain_run_has_none(run):
+    assert codes(run) == []
+
+
+def test_parity_failed(run):
+    parity = run.manifest["parity"] | {"passed": False, "sentence": "Prompt chat-03 differs at token 5."}
+    [finding] = find(Measured(run), changed(run, parity=parity))
+
+    assert (finding.severity, finding.code) == ("invalid", "parity_failed")
+    assert finding.sentence == "Parity failed: Prompt chat-03 differs at token 5."
+
+
+def test_parity_missing_matters_where_two_arms_ran(run, synthetic):
+    assert codes(run, changed(run, parity=None)) == [("invalid", "parity_missing")]
+
+    alone = read_run(synthetic(arms={"candidate": "baseline"}).write())
+    assert codes(alone) == []
+
+
+def test_arms_on_different_weights(run):
+    manifest = changed(run)
+    manifest["arms"]["baseline"]["replicas"][0]["info"]["weights_fingerprint"] = "0123456789abcdef"
+    [finding] = find(Measured(run), manifest)
+
+    assert (finding.severity, finding.code, finding.observed, finding.limit) == ("invalid", "weights_differ", 2, 1)
+    assert "baseline: 0123456789ab" in finding.sentence
+
+
+def test_weights_without_a_fingerprint(run):
+    manifest = changed(run)
+    del manifest["arms"]["baseline"]["replicas"][0]["info"]["weights_fingerprint"]
+
+    assert codes(run, manifest) == [("warning", "weights_unverified")]
+
+
+def test_token_counts_and_early_end(synthetic, timeline):
+    """One request of the candidate stops after 3 of 16 tokens."""
+
+    def short(arm, block, request):
+        if (arm, block, request) == ("candidate", 2, 5):
+            return timeline(0.2, 100, [40.0] * 2, output=(5, 6, 7))
+        return timeline(0.2, 100, [40.0] * 15)
+
+    found = {finding.code: finding for finding in find(*_of(synthetic().write(short)))}
+
+    assert set(found) == {
+        "token_count_mismatch",
+        "early_end",
+        "output_differs_from_parity",
+        "greedy_outputs_differ",
+    }
+    assert {finding.severity for finding in found.values()} == {"invalid"}
+    assert {finding.observed for finding in found.values()} == {1}
+    assert found["early_end"].sentence == (
+        "1 request ended before the tokens that were asked for, first chat-05 (candidate, block 2): 3 of 16."
+    )
+
+
+def test_ending_at_the_end_of_sequence_token_is_no_early_end(synthetic, timeline):
+    directory = synthetic().write(lambda arm, block, request: timeline(0.2, 100, [40.0] * 2, output=(1, 2, 3)))
+    run = read_run(directory)
+    manifest = changed(run)
+    manifest["workload"] |= {"respect_eos": True, "greedy": False}
+
+    assert "early_end" in [code for _, code in codes(run, manifest)]
+    run.requests["finish_reason"] = "stop"
+    assert codes(run, manifest) == []
+
+
+def test_a_timed_output_that_parity_did_not_see(run):
+    manifest = changed(run)
+    manifest["parity"]["outputs"]["candidate"]["chat-00"] = "00" * 32
+    del manifest["parity"]["outputs"]["baseline"]["chat-01"]
+    found = find(Measured(run), manifest)
+
+    assert [(finding.severity, finding.code, finding.observed) for finding in found] == [
+        ("invalid", "output_differs_from_parity", 6),
+        ("warning", "output_unchecked", 6),
+    ]
+
+
+def test_greedy_outputs_may_differ_in_bf16(synthetic, timeline):
+    """Each arm repeats its own parity output; the arms differ by rounding, which fp32 must not."""
+
+    def other(arm, block, request):
+        return timeline(0.2, 100, [40.0] * 15, output=tuple(range(100, 116)) if arm == "candidate" else None)
+
+    run = read_run(synthetic().write(other))
+    manifest = changed(run)
+    manifest["parity"]["outputs"]["candidate"] = dict.fromkeys(
+        manifest["requested_tokens"], run.requests.query("arm == 'candidate'")["output_sha256"].iloc[0]
+    )
+
+    assert codes(run, manifest) == [("invalid", "greedy_outputs_differ")]
+    assert codes(run, manifest | {"dtype": "bf16"}) == []
+
+
+def test_failed_requests(synthetic, timeline):
+    def failing(arm, block, request):
+        return timeline(0.2, 100, [40.0] * 15, ok=(arm, request) != ("candidate", 3))
+
+    found = find(*_of(synthetic().write(failing)))
+
+    assert [(finding.code, finding.observed) for finding in found] == [("requests_failed", 6), ("too_few_samples", 66)]
+    assert found[0].sentence.startswith("6 of 72 requests failed in the candidate arm, first chat-03 (The replica on")
+
+
+@pytest.mark.parametrize(
+    ("blocks", "requests", "expected"),
+    [
+        (6, 12, []),
+        (6, 11, ["too_few_samples"]),
+        (4, 18, ["too_few_blocks"]),
+        (4, 5, ["too_few_samples", "too_few_blocks"]),
+    ],
+)
+def test_sample_sizes(synthetic, blocks, requests, expected):
+    found = find(*_of(synthetic(blocks=blocks, requests=requests).write()))
+
+    assert [finding.code for finding in found] == expected
+
+
+@pytest.mark.parametrize(("key", "code"), [("foreign_cpu_share", "foreign_cpu"), ("steal_share", "steal")])
+def test_machine_noise(run, key, code):
+    manifest = changed(run)
+    for entry in manifest["passes"]:
+        entry[key] = 0.06
+    assert codes(run, manifest) == []
+
+    manifest["passes"][5][key] = 0.081
+    manifest["passes"][0][key] = 0.9  # a warm-up pass does not matter
+    [finding] = find(Measured(run), manifest)
+    assert (finding.severity, finding.code, finding.observed, finding.limit) == ("warning", code, 0.081, 0.06)
+    assert "in 1 of 12 passes, at most 8%" in finding.sentence
+
+
+def test_interrupted_and_failed_runs(run):
+    assert codes(run, changed(run, status="interrupted")) == [("warning", "interrupted")]
+    [finding] = find(Measured(run), changed(run, status="failed", error="The disk is full."))
+    assert finding.sentence == "The run did not come to its end: The disk is full."
+
+
+def test_a_complete_run_that_left_an_arm_out(synthetic):
+    run = read_run(synthetic().write())
+    run = type(run)(run.directory, run.requests.query("arm == 'baseline'"), run.tokens, run.manifest)
+
+    assert codes(run)[0] == ("invalid", "arm_not_measured")
+
+
+def test_a_slow_path_is_named_once(run):
+    manifest = changed(run)
+    info = manifest["arms"]["candidate"]["replicas"][0]["info"]
+    info["notes"] = ["There is no C++ compiler, so plain ops ran."] * 2
+
+    [finding] = find(Measured(run), manifest)
+
+    assert (finding.severity, finding.code, finding.observed) == ("warning", "slow_path", "candidate")
+    assert "There is no C++ compiler" in finding.sentence
+
+
+def test_invalid_findings_come_first(run):
+    manifest = changed(run, status="interrupted", parity=None)
+
+    assert codes(run, manifest) == [("invalid", "parity_missing"), ("warning", "interrupted")]
+
+
+def _of(directory):
+    run = read_run(directory)
+    return Measured(run), run.manifest

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import pytest
+
+from skote.eval.wording import arm_labels, devices, interval, number, percent, percent_interval, size
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1723.4, "1,723"),
+        (719.56, "719.6"),
+        (39.0612, "39.06"),
+        (0.13249, "0.132"),
+        (0.0, "0"),
+        (-2.5, "\N{MINUS SIGN}2.50"),
+        ("inf", "\N{INFINITY}"),
+        (None, "not available"),
+    ],
+)
+def test_number(value, text):
+    assert number(value) == text
+
+
+def test_percentages_have_a_sign_and_a_real_minus():
+    assert percent(-58.24) == "\N{MINUS SIGN}58.2\N{NO-BREAK SPACE}%"
+    assert percent(1.25) == "+1.2\N{NO-BREAK SPACE}%"
+    assert percent(None) == "not available"
+
+
+def test_a_narrow_interval_keeps_its_width():
+    assert percent_interval([-3.14, 0.2]) == "\N{MINUS SIGN}3.1 to +0.2\N{NO-BREAK SPACE}%"
+    assert percent_interval([1.31, 1.36]) == "+1.31 to +1.36\N{NO-BREAK SPACE}%"
+
+
+def test_interval_may_be_open_to_infinity():
+    assert interval([10.0, "inf"]) == "10.00 to \N{INFINITY}"
+
+
+def test_size():
+    assert size(900 * 2**20) == "900\N{NO-BREAK SPACE}MiB"
+    assert size(1.5 * 2**30) == "1.50\N{NO-BREAK SPACE}GiB"
+    assert size(None) == "not available"
+
+
+def test_devices_are_counted():
+    assert devices(["cpu", "cpu"]) == "2 \N{MULTIPLICATION SIGN} cpu"
+    assert devices(["cuda:0", "cuda:1"]) == "cuda:0, cuda:1"
+
+
+def test_arms_of_one_engine_are_told_apart():
+    assert arm_labels({"arms": {"candidate": {"engine": "skotergy"}, "baseline": {"engine": "baseline"}}}) == {
+        "candidate": "skotergy",
+        "baseline": "baseline",
+    }
+    assert arm_labels({"arms": {"candidate": {"engine": "baseline"}, "baseline": {"engine": "baseline"}}}) == {
+        "candidate": "baseline (candidate)",
+        "baseline": "baseline (baseline)",
+    }

@@ -1,0 +1,341 @@
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+import skote.eval.workload as module
+from skote.eval.prompts import load_prompts
+from skote.eval.workload import HashCodec, Workload, WorkloadConfig, build_workload, check_config, check_fits
+from skote.types import CapacityError, RequestError, UsageError
+
+CONF = Path(module.__file__).parents[2] / "conf" / "workload"
+OPTIONS = sorted(path.stem for path in CONF.glob("*.yaml"))
+CODEC = HashCodec(49152)
+
+
+class LetterCodec:
+    """One id a letter, so that lengths can be read off the texts; a chat turn puts one id in front."""
+
+    vocab_size = 1000
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(ord(letter) for letter in text)
+
+    def encode_chat(self, text: str) -> tuple[int, ...]:
+        return (999, *self.encode(text))
+
+
+def option(name: str) -> WorkloadConfig:
+    schema = OmegaConf.structured(WorkloadConfig)
+    config = OmegaConf.to_object(OmegaConf.merge(schema, OmegaConf.load(CONF / f"{name}.yaml")))
+    assert isinstance(config, WorkloadConfig)
+    return config
+
+
+def words(tmp_path: Path, *texts: str) -> str:
+    path = tmp_path / "prompts.txt"
+    path.write_text("\n".join(texts), encoding="utf-8")
+    return str(path)
+
+
+def lengths(workload: Workload) -> list[list[int]]:
+    return [sorted(len(request.input_ids) for request in block) for block in workload.blocks]
+
+
+def test_there_is_an_option_for_every_scenario():
+    assert OPTIONS == ["burst16x64", "chat", "concurrency", "decode_256", "mixed_burst", "prefill_longcontext"]
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_option_states_every_key_and_its_own_name(name):
+    stated = OmegaConf.load(CONF / f"{name}.yaml")
+    assert set(stated) == {field.name for field in dataclasses.fields(WorkloadConfig)}
+    assert stated.name == name
+
+
+@pytest.mark.parametrize("codec", [CODEC, HashCodec(64)], ids=["large vocabulary", "tiny vocabulary"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_option_builds_distinct_requests_within_the_vocabulary(name, codec):
+    config = option(name)
+    workload = build_workload(config, codec, seed=0)
+    assert len(workload.blocks) == config.blocks
+    assert all(len(block) == config.requests_per_block for block in workload.blocks)
+    assert len({request.input_ids for request in workload.requests}) == len(workload.requests)
+    assert len({request.request_id for request in workload.requests}) == len(workload.requests)
+    assert all(0 <= token < codec.vocab_size for request in workload.requests for token in request.input_ids)
+    assert all(request.ignore_eos and request.sampling.greedy for request in workload.requests)
+    assert max(request.max_new_tokens for request in workload.requests) == config.max_new_tokens
+
+
+def test_default_config_is_the_chat_option():
+    assert option("chat") == WorkloadConfig()
+
+
+def test_chat_uses_all_72_prompts_once_in_blocks_of_similar_length():
+    workload = build_workload(option("chat"), CODEC, seed=3)
+    expected = {CODEC.encode_chat(text) for text in load_prompts("chat")}
+    assert len(expected) == 72
+    assert {request.input_ids for request in workload.requests} == expected
+    # Blocks take one of every 6 neighbours in length, so their totals lie no further apart than two prompts.
+    totals = [sum(block) for block in lengths(workload)]
+    every = list(itertools.chain(*lengths(workload)))
+    assert max(totals) - min(totals) <= max(every) - min(every)
+
+
+def test_mixed_burst_holds_every_pair_of_lengths_in_every_block():
+    workload = build_workload(option("mixed_burst"), CODEC, seed=0)
+    pairs = set(itertools.product((32, 64, 128, 512), (4, 8, 16, 32)))
+    for block in workload.blocks:
+        assert Counter((len(request.input_ids), request.max_new_tokens) for request in block) == Counter(pairs)
+    orders = {tuple(len(request.input_ids) for request in block) for block in workload.blocks}
+    assert len(orders) > 1
+    assert (workload.load, workload.concurrency) == ("burst", 16)
+
+
+def test_output_mix_is_used_in_full_with_a_single_prompt_length(tmp_path):
+    config = WorkloadConfig(
+        blocks=1, requests_per_block=4, max_new_tokens=8, output_mix=[0.5, 1.0], prompts=words(tmp_path, *"abcd")
+    )
+    workload = build_workload(config, LetterCodec(), seed=0)
+    assert Counter(request.max_new_tokens for request in workload.requests) == {4: 2, 8: 2}
+
+
+def test_documents_have_the_exact_length_and_early_differences():
+    workload = build_workload(option("prefill_longcontext"), CODEC, seed=0)
+    assert {len(request.input_ids) for request in workload.requests} == {1024}
+    assert len({request.input_ids[:3] for request in workload.requests}) == len(workload.requests)
+
+
+def test_blocks_are_dealt_by_length(tmp_path):
+    texts = [letter * length for length in (1, 2, 3) for letter in "abcd"]
+    config = WorkloadConfig(blocks=4, requests_per_block=3, prompts=words(tmp_path, *texts))
+    workload = build_workload(config, LetterCodec(), seed=0)
+    assert lengths(workload) == [[2, 3, 4]] * 4  # one more for the turn's mark
+
+
+def test_fewer_requests_than_prompts_are_spread_over_the_lengths(tmp_path):
+    texts = ["x" * length for length in range(1, 9)]
+    config = WorkloadConfig(blocks=2, requests_per_block=2, prompts=words(tmp_path, *texts))
+    workload = build_workload(config, LetterCodec(), seed=0)
+    assert sorted(itertools.chain(*lengths(workload))) == [2, 4, 6, 8]
+
+
+def test_more_requests_than_prompts_number_the_repeats(tmp_path):
+    config = WorkloadConfig(blocks=1, requests_per_block=5, prompts=words(tmp_path, "ab", "cd"))
+    workload = build_workload(config, LetterCodec(), seed=0)
+    texts = {"".join(map(chr, request.input_ids[1:])) for request in workload.requests}
+    assert texts == {"ab", "cd", "(2) ab", "(2) cd", "(3) ab"}
+
+
+def test_same_arguments_give_the_same_workload():
+    first, second = (build_workload(option("mixed_burst"), CODEC, seed=5) for _ in range(2))
+    assert first == second
+
+
+def test_hash_is_sha256_of_the_work_written_out(tmp_path):
+    config = WorkloadConfig(blocks=1, requests_per_block=1, max_new_tokens=3, prompts=words(tmp_path, "ab"))
+    written = (
+        '{"blocks":[[{"ignore_eos":true,"input_ids":[999,97,98],"max_new_tokens":3,"seed":0,"temperature":0.0,"top_p":1.0}]],'
+        '"concurrency":1,"load":"closed"}'
+    )
+    workload = build_workload(config, LetterCodec(), seed=0)
+    assert workload.sha256 == hashlib.sha256(written.encode()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"max_new_tokens": 17},
+        {"temperature": 0.7},
+        {"respect_eos": True},
+        {"concurrency": 2},
+        {"load": "burst", "concurrency": None},
+        {"blocks": 5},
+        {"prompts": "short"},
+    ],
+    ids=str,
+)
+def test_hash_covers_whatever_changes_the_work(change):
+    base = build_workload(WorkloadConfig(), CODEC, seed=0)
+    assert build_workload(dataclasses.replace(WorkloadConfig(), **change), CODEC, seed=0).sha256 != base.sha256
+    assert build_workload(WorkloadConfig(), CODEC, seed=1).sha256 != base.sha256  # another order
+    assert build_workload(WorkloadConfig(name="other"), CODEC, seed=0).sha256 == base.sha256
+
+
+def test_sampled_requests_have_seeds_of_their_own_that_follow_the_run_seed():
+    config = WorkloadConfig(temperature=0.8, top_p=0.9)
+    first, again, other = (build_workload(config, CODEC, seed) for seed in (1, 1, 2))
+    seeds = [request.sampling.seed for request in first.requests]
+    assert len(set(seeds)) == 72
+    assert all(0 <= seed < 2**31 for seed in seeds)
+    assert [request.sampling.seed for request in again.requests] == seeds
+    assert not {request.sampling.seed for request in other.requests} & set(seeds)
+    assert {(request.sampling.temperature, request.sampling.top_p) for request in first.requests} == {(0.8, 0.9)}
+    assert not first.greedy
+
+
+def test_respect_eos_reaches_the_requests_but_not_the_warmup():
+    workload = build_workload(WorkloadConfig(respect_eos=True), CODEC, seed=0)
+    assert not any(request.ignore_eos for request in workload.requests)
+    assert all(request.ignore_eos for request in workload.warmup)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_warmup_has_measured_shapes_and_shares_no_prefix(name):
+    workload = build_workload(option(name), CODEC, seed=0)
+    shapes = {(len(request.input_ids), request.max_new_tokens) for request in workload.requests}
+    warm = [(len(request.input_ids), request.max_new_tokens) for request in workload.warmup]
+    assert len(warm) == len(set(warm)) <= 6
+    assert set(warm) <= shapes
+    assert min(shapes) in warm
+    assert max(shapes) in warm
+    assert max(new for _, new in warm) == max(new for _, new in shapes)
+    measured_starts = {request.input_ids[0] for request in workload.requests}
+    assert not measured_starts & {request.input_ids[0] for request in workload.warmup}
+    assert {request.sampling for request in workload.warmup} == {workload.requests[0].sampling}
+
+
+def test_warmup_takes_every_shape_up_to_five_and_quartiles_beyond(tmp_path):
+    few = WorkloadConfig(blocks=1, requests_per_block=5, prompts=words(tmp_path, *("x" * n for n in range(1, 6))))
+    workload = build_workload(few, LetterCodec(), seed=0)
+    assert [len(request.input_ids) for request in workload.warmup] == [2, 3, 4, 5, 6]
+    many = WorkloadConfig(blocks=1, requests_per_block=9, prompts=words(tmp_path, *("x" * n for n in range(1, 10))))
+    workload = build_workload(many, LetterCodec(), seed=0)
+    assert [len(request.input_ids) for request in workload.warmup] == [2, 4, 6, 8, 10]
+
+
+def test_warmup_needs_a_token_that_no_prompt_starts_with(tmp_path):
+    class TwoTokens(LetterCodec):
+        vocab_size = 2
+
+        def encode_chat(self, text: str) -> tuple[int, ...]:
+            return tuple(int(letter) for letter in text)
+
+    config = WorkloadConfig(blocks=1, requests_per_block=2, prompts=words(tmp_path, "01", "10"))
+    with pytest.raises(UsageError, match="leaves none for the warm-up"):
+        build_workload(config, TwoTokens(), seed=0)
+    config.requests_per_block = 1
+    workload = build_workload(config, TwoTokens(), seed=0)
+    assert workload.warmup[0].input_ids[0] != workload.requests[0].input_ids[0]
+
+
+def test_describe_is_the_manifest_entry():
+    workload = build_workload(option("burst16x64"), CODEC, seed=0)
+    assert workload.describe() == {
+        "name": "burst16x64",
+        "sha256": workload.sha256,
+        "load": "burst",
+        "concurrency": 16,
+        "blocks": 5,
+        "requests_per_block": 16,
+        "max_new_tokens": 64,
+        "greedy": True,
+        "respect_eos": False,
+    }
+
+
+def test_hash_codec_is_stable_and_causal():
+    codec = HashCodec(1000)
+    # First 8 bytes of sha256(b"Hello"), little-endian, modulo 1000: 185f8db32271fe25 -> 0x25fe7122b38d5f18.
+    assert codec.encode("Hello")[0] == 0x25FE7122B38D5F18 % 1000
+    assert len(codec.encode("Hello, old friend.")) == 5
+    assert codec.encode("one two three")[:2] == codec.encode("one two four")[:2]
+    assert codec.encode("one two three")[2] != codec.encode("two one three")[2]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"blocks": 0}, r"workload\.blocks must be at least 1, got 0"),
+        ({"requests_per_block": 0}, r"workload\.requests_per_block"),
+        ({"max_new_tokens": 0}, r"workload\.max_new_tokens must be at least 1, got 0"),
+        ({"max_new_tokens": -3}, r"workload\.max_new_tokens must be at least 1, got -3"),
+        ({"prompt_tokens": 0}, r"workload\.prompt_tokens"),
+        ({"concurrency": 0}, r"workload\.concurrency must be at least 1"),
+        ({"concurrency": None}, r"workload\.concurrency must be at least 1"),
+        ({"concurrency": 13}, r"raise workload\.requests_per_block"),
+        ({"load": "poisson"}, r"workload\.load must be closed or burst, got 'poisson'"),
+        ({"load": "burst"}, r"workload\.concurrency=null"),
+        ({"temperature": -1.0}, r"workload\.temperature"),
+        ({"temperature": float("nan")}, r"workload\.temperature"),
+        ({"top_p": 0.0}, r"workload\.top_p"),
+        ({"output_mix": []}, r"workload\.output_mix"),
+        ({"output_mix": [0.5, 1.5]}, r"workload\.output_mix"),
+        ({"prompt_mix": [0.5, 1.0]}, r"workload\.prompt_mix needs workload\.prompt_tokens"),
+    ],
+    ids=str,
+)
+def test_wrong_option_is_refused_by_name(change, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        check_config(dataclasses.replace(WorkloadConfig(), **change))
+
+
+def test_user_prompts_as_lines_and_as_yaml(tmp_path):
+    lines = tmp_path / "mine.txt"
+    lines.write_text("First {one}.\n\n  Second: x  \n", encoding="utf-8")
+    assert load_prompts(str(lines)) == ("First {one}.", "Second: x")
+    listed = tmp_path / "mine.yaml"
+    listed.write_text('- "Say ${x} {y}."\n- {text: "A {slot}!", fillings: [b, c]}\n', encoding="utf-8")
+    assert load_prompts(str(listed)) == ("Say ${x} {y}.", "A b!", "A c!")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("empty.txt", b"\n \n", "holds no prompt"),
+        ("twice.txt", b"a\nb\na\n", "holds a prompt twice, 'a'"),
+        ("latin.txt", b"caf\xe9\n", "is not UTF-8 text"),
+        ("broken.yaml", b"- 'a\n", "is not valid YAML"),
+        ("number.yaml", b"- a\n- 3\n", "entry 2 is neither"),
+        ("noslot.yaml", b"- {text: a, fillings: [b]}\n", "entry 1 is neither"),
+        ("extra.yaml", b"- {text: 'a {slot}', fillings: [b], slot: c}\n", "entry 1 is neither"),
+        ("mapping.yaml", b"a: b\n", "entry 1 is neither"),
+        ("empty.yaml", b"[]\n", "holds no prompt"),
+    ],
+)
+def test_unusable_prompts_file_is_refused_by_name(tmp_path, name, content, sentence):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=sentence) as caught:
+        load_prompts(str(path))
+    assert str(path) in str(caught.value)
+
+
+def test_missing_prompts_file_names_the_packaged_lists(tmp_path):
+    with pytest.raises(UsageError, match="neither one of chat, sentences, short nor a readable file"):
+        load_prompts(str(tmp_path / "none.txt"))
+    with pytest.raises(UsageError, match="Is a directory"):
+        load_prompts(str(tmp_path))
+
+
+def test_prompts_that_encode_alike_are_refused(tmp_path):
+    config = WorkloadConfig(blocks=1, requests_per_block=12, prompts="sentences", prompt_tokens=1)
+    with pytest.raises(UsageError, match=r"raise workload\.prompt_tokens"):
+        build_workload(config, CODEC, seed=0)
+
+
+def test_prompt_without_tokens_is_refused(tmp_path):
+    class Deaf(LetterCodec):
+        def encode_chat(self, text: str) -> tuple[int, ...]:
+            return ()
+
+    config = WorkloadConfig(blocks=1, requests_per_block=1, prompts=words(tmp_path, "a"))
+    with pytest.raises(RequestError, match="empty prompt"):
+        build_workload(config, Deaf(), seed=0)
+
+
+def test_context_is_checked_request_by_request(tmp_path):
+    config = WorkloadConfig(blocks=1, requests_per_block=2, max_new_tokens=4, prompts=words(tmp_path, "a", "bbbbbb"))
+    workload = build_workload(config, LetterCodec(), seed=0)  # 2 + 4 and 7 + 4 tokens
+    longer = next(request.request_id for request in workload.requests if len(request.input_ids) == 7)
+    check_fits(workload, 11)
+    with pytest.raises(CapacityError, match=rf"{longer} needs 7 prompt \+ 4 new tokens.* to 3 or"):
+        check_fits(workload, 10)
+    with pytest.raises(CapacityError, match=f"{longer} has a prompt longer than the context: 7 tokens"):
+        check_fits(workload, 7)

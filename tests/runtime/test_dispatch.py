@@ -1,0 +1,300 @@
+"""The dispatcher over replicas that the test answers by hand: what is launched where and when, and what fails."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from skote.runtime.dispatch import ReplicaDispatcher
+from skote.types import Completion, Request, Sampling, UsageError
+
+HOURS_MS = 3.6e6
+WAIT_S = 10.0
+
+
+class HandReplica:
+    """Holds every launch until the test answers it."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.device = f"test:{index}"
+        self.death: str | None = None
+        self.launches: list[tuple[list[Request], Future[list[Completion]]]] = []
+        self.launched = threading.Event()
+
+    def generate(self, requests: Sequence[Request]) -> Future[list[Completion]]:
+        future: Future[list[Completion]] = Future()
+        if self.death is not None:
+            future.set_result([self.completion(request, self.death) for request in requests])
+        else:
+            self.launches.append((list(requests), future))
+            self.launched.set()
+        return future
+
+    @property
+    def unanswered(self) -> int:
+        return sum(not future.done() for _, future in self.launches)
+
+    @property
+    def launched_ids(self) -> list[list[str]]:
+        return [[request.request_id for request in requests] for requests, _ in self.launches]
+
+    def answer(self, launch: int, error: str | None = None) -> None:
+        requests, future = self.launches[launch]
+        future.set_result([self.completion(request, error) for request in requests])
+
+    def die(self) -> None:
+        self.death = f"Replica {self.index} died."
+        for requests, future in list(self.launches):
+            if not future.done():
+                future.set_result([self.completion(request, self.death) for request in requests])
+
+    def completion(self, request: Request, error: str | None) -> Completion:
+        return Completion(
+            request.request_id, len(request.input_ids), (), (), 0, None, 0,
+            "ok" if error is None else "error", error=error, replica=self.index, device=self.device,
+        )  # fmt: skip
+
+
+def request(name: str, prompt_tokens: int = 1, *, temperature: float = 0.0) -> Request:
+    return Request(name, (1,) * prompt_tokens, 4, Sampling(temperature=temperature))
+
+
+def test_requests_wait_in_their_replicas_queue_for_a_free_slot() -> None:
+    replicas = [HandReplica(0), HandReplica(1)]
+    dispatcher = ReplicaDispatcher(replicas, max_concurrency_per_device=2)
+    futures = [dispatcher.dispatch(request(str(number))) for number in range(8)]
+
+    assert replicas[0].launched_ids == [["0"], ["2"]]
+    assert replicas[1].launched_ids == [["1"], ["3"]]
+    replicas[0].answer(1)
+    assert replicas[0].launched_ids == [["0"], ["2"], ["4"]]
+    assert futures[2].result(WAIT_S).status == "ok"
+    assert [future.done() for future in futures] == [False, False, True, False, False, False, False, False]
+
+    for replica in replicas:
+        launch = 0
+        while replica.unanswered:
+            if not replica.launches[launch][1].done():
+                replica.answer(launch)
+            launch += 1
+    assert [future.result(WAIT_S).replica for future in futures] == [0, 1] * 4
+    counts = dispatcher.counts
+    assert [(each.dispatched, each.launches, each.in_flight_peak) for each in counts] == [(4, 4, 2), (4, 4, 2)]
+
+
+def test_stamps_are_the_dispatchers() -> None:
+    replica = HandReplica(0)
+    dispatcher = ReplicaDispatcher([replica])
+    before = time.monotonic_ns()
+    future = dispatcher.dispatch(request("a"))
+    handed = time.monotonic_ns()
+    replica.answer(0)
+
+    completion = future.result(WAIT_S)
+
+    assert before <= completion.dispatched_ns <= handed <= completion.end_ns <= time.monotonic_ns()
+
+
+def test_the_cap_holds_with_many_threads_dispatching() -> None:
+    class Answering(HandReplica):
+        """Answers from other threads, and remembers how many launches it held at most."""
+
+        def __init__(self, index: int, pool: ThreadPoolExecutor) -> None:
+            super().__init__(index)
+            self.pool = pool
+            self.lock = threading.Lock()
+            self.held = 0
+            self.peak = 0
+
+        def generate(self, requests: Sequence[Request]) -> Future[list[Completion]]:
+            with self.lock:
+                self.held += 1
+                self.peak = max(self.peak, self.held)
+            future: Future[list[Completion]] = Future()
+            self.pool.submit(self.finish, list(requests), future)
+            return future
+
+        def finish(self, requests: list[Request], future: Future[list[Completion]]) -> None:
+            with self.lock:
+                self.held -= 1
+            future.set_result([self.completion(each, None) for each in requests])
+
+    with ThreadPoolExecutor(4) as answers, ThreadPoolExecutor(8) as clients:
+        replicas = [Answering(index, answers) for index in range(2)]
+        dispatcher = ReplicaDispatcher(replicas, "shortest_queue", max_concurrency_per_device=3)
+        futures = list(clients.map(lambda number: dispatcher.dispatch(request(str(number))), range(200)))
+        completions = [future.result(WAIT_S) for future in futures]
+
+    assert [completion.request_id for completion in completions] == [str(number) for number in range(200)]
+    assert all(1 <= replica.peak <= 3 for replica in replicas)
+    assert sum(each.dispatched for each in dispatcher.counts) == 200
+    assert [each.in_flight_peak for each in dispatcher.counts] == [replica.peak for replica in replicas]
+
+
+def test_a_failing_request_fails_alone() -> None:
+    replica = HandReplica(0)
+    dispatcher = ReplicaDispatcher([replica])
+    futures = [dispatcher.dispatch(request(name)) for name in "abc"]
+    replica.answer(0)
+    replica.answer(1, error="Out of luck.")
+    replica.answer(2)
+
+    assert [future.result(WAIT_S).error for future in futures] == [None, "Out of luck.", None]
+
+
+def test_a_dead_replica_fails_its_own_requests_and_later_ones_go_to_the_living() -> None:
+    replicas = [HandReplica(0), HandReplica(1)]
+    dispatcher = ReplicaDispatcher(replicas)
+    futures = [dispatcher.dispatch(request(str(number))) for number in range(6)]
+
+    replicas[0].die()
+
+    assert [futures[number].result(WAIT_S).error for number in (0, 2, 4)] == ["Replica 0 died."] * 3
+    assert not any(futures[number].done() for number in (1, 3, 5))
+    later = dispatcher.dispatch(request("later"))
+    for launch in range(4):
+        replicas[1].answer(launch)
+    assert [future.result(WAIT_S).status for future in (futures[1], futures[3], futures[5], later)] == ["ok"] * 4
+    assert later.result(WAIT_S).replica == 1
+    assert [each.in_flight_peak for each in dispatcher.counts] == [1, 1]
+
+
+def test_with_every_replica_dead_requests_fail_at_once() -> None:
+    replicas = [HandReplica(0), HandReplica(1)]
+    dispatcher = ReplicaDispatcher(replicas)
+    for replica in replicas:
+        replica.die()
+
+    completion = dispatcher.dispatch(request("a")).result(WAIT_S)
+
+    assert completion.status == "error"
+    assert completion.error == "No replica is left: Replica 0 died. Replica 1 died."
+
+
+def test_a_death_while_the_window_is_open_is_noticed_at_its_end() -> None:
+    replica = HandReplica(0)
+    with ReplicaDispatcher([replica], microbatch_window_ms=50.0) as dispatcher:
+        future = dispatcher.dispatch(request("a"))
+        replica.die()
+
+        assert future.result(WAIT_S).error == "Replica 0 died."
+
+
+def test_close_cancels_what_is_queued_and_lets_launches_finish() -> None:
+    replica = HandReplica(0)
+    dispatcher = ReplicaDispatcher([replica])
+    running, queued = (dispatcher.dispatch(request(name)) for name in "ab")
+
+    dispatcher.close()
+    dispatcher.close()
+
+    assert queued.result(WAIT_S).status == "cancelled"
+    assert (queued.result().replica, queued.result().device) == (0, "test:0")
+    assert dispatcher.dispatch(request("c")).result(WAIT_S).status == "cancelled"
+    replica.answer(0)
+    assert running.result(WAIT_S).status == "ok"
+    assert replica.launched_ids == [["a"]]
+
+
+def test_close_cancels_an_open_window() -> None:
+    dispatcher = ReplicaDispatcher([HandReplica(0)], microbatch_window_ms=HOURS_MS)
+    future = dispatcher.dispatch(request("a"))
+
+    dispatcher.close()
+
+    assert future.result(WAIT_S).status == "cancelled"
+
+
+def test_a_full_micro_batch_does_not_wait_for_its_window() -> None:
+    replica = HandReplica(0)
+    with ReplicaDispatcher([replica], microbatch_window_ms=HOURS_MS, microbatch_max=3) as dispatcher:
+        futures = [dispatcher.dispatch(request(name)) for name in "abc"]
+
+        assert replica.launched_ids == [["a", "b", "c"]]
+        replica.answer(0)
+        assert [future.result(WAIT_S).request_id for future in futures] == ["a", "b", "c"]
+        assert dispatcher.counts[0].launches == 1
+
+
+def test_arrivals_gather_while_the_replica_is_busy() -> None:
+    replica = HandReplica(0)
+    with ReplicaDispatcher([replica], microbatch_window_ms=1e-6, microbatch_max=3) as dispatcher:
+        dispatcher.dispatch(request("first"))
+        assert replica.launched.wait(WAIT_S)
+        for name in "abcd":
+            dispatcher.dispatch(request(name))
+        assert replica.launched_ids == [["first"]]
+
+        replica.answer(0)
+        replica.answer(1)
+
+        assert replica.launched_ids == [["first"], ["a", "b", "c"], ["d"]]
+        replica.answer(2)
+
+
+def test_a_lone_request_is_launched_when_its_window_ends() -> None:
+    replica = HandReplica(0)
+    with ReplicaDispatcher([replica], microbatch_window_ms=20.0) as dispatcher:
+        start = time.monotonic()
+        future = dispatcher.dispatch(request("a"))
+
+        assert replica.launched.wait(WAIT_S)
+        assert time.monotonic() - start >= 0.02
+        replica.answer(0)
+        assert future.result(WAIT_S).status == "ok"
+
+
+def test_greedy_and_sampled_requests_never_share_a_launch() -> None:
+    replica = HandReplica(0)
+    with ReplicaDispatcher([replica], microbatch_window_ms=HOURS_MS, microbatch_max=2) as dispatcher:
+        for name, temperature in (("a", 0.0), ("b", 0.7), ("c", 0.9), ("d", 0.0), ("e", 0.0)):
+            dispatcher.dispatch(request(name, temperature=temperature))
+        for launch in range(3):
+            replica.answer(launch)
+
+        assert replica.launched_ids == [["a"], ["b", "c"], ["d", "e"]]
+
+
+def test_length_aware_keeps_lengths_together() -> None:
+    replicas = [HandReplica(0), HandReplica(1)]
+    dispatcher = ReplicaDispatcher(replicas, "length_aware", max_concurrency_per_device=9)
+    for number, prompt_tokens in enumerate((10, 200, 12, 180, 11, 205)):
+        dispatcher.dispatch(request(str(number), prompt_tokens))
+
+    assert replicas[0].launched_ids == [["0"], ["2"], ["4"]]
+    assert replicas[1].launched_ids == [["1"], ["3"], ["5"]]
+
+
+def test_futures_cannot_be_cancelled_under_the_dispatcher() -> None:
+    replica = HandReplica(0)
+    future = ReplicaDispatcher([replica]).dispatch(request("a"))
+
+    assert not future.cancel()
+    replica.answer(0)
+    assert future.result(WAIT_S).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"policy": "best"}, "best"),
+        ({"max_concurrency_per_device": 0}, "max_concurrency_per_device"),
+        ({"microbatch_max": 0}, "microbatch_max"),
+        ({"microbatch_window_ms": -1.0}, "microbatch_window_ms"),
+    ],
+)
+def test_senseless_options_are_refused(options: dict[str, object], named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        ReplicaDispatcher([HandReplica(0)], **options)
+
+
+def test_no_replicas_or_two_of_one_index_are_refused() -> None:
+    with pytest.raises(UsageError, match="at least one replica"):
+        ReplicaDispatcher([])
+    with pytest.raises(UsageError, match="index of its own"):
+        ReplicaDispatcher([HandReplica(1), HandReplica(1)])

@@ -1,0 +1,69 @@
+"""Policies on cases worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from skote.runtime.policies import POLICIES, Load, find_policy, length_aware, recent_mean, round_robin, shortest_queue
+from skote.types import UsageError
+
+
+def loads(*states: tuple[int, int, float | None]) -> list[Load]:
+    return [Load(*state) for state in states]
+
+
+@pytest.mark.parametrize(
+    ("last", "chosen"),
+    [(-1, 0), (0, 2), (1, 2), (2, 0), (7, 0)],
+)
+def test_round_robin_goes_on_after_the_last_and_skips_the_dead(last: int, chosen: int) -> None:
+    assert round_robin(loads((0, 9, None), (2, 0, None)), 5, last) == chosen
+
+
+@pytest.mark.parametrize(
+    ("states", "chosen"),
+    [
+        ([(0, 3, None), (1, 1, None), (2, 2, None)], 1),
+        ([(0, 2, None), (1, 1, None), (2, 1, None)], 1),
+        ([(3, 0, None)], 3),
+    ],
+)
+def test_shortest_queue_takes_the_least_loaded_then_the_lowest_index(
+    states: list[tuple[int, int, float | None]], chosen: int
+) -> None:
+    assert shortest_queue(loads(*states), 5, 0) == chosen
+
+
+@pytest.mark.parametrize(
+    ("states", "prompt_tokens", "chosen"),
+    [
+        ([(0, 0, 10.0), (1, 9, 100.0)], 80, 1),  # closest wins over load
+        ([(0, 0, 10.0), (1, 9, 100.0)], 54, 0),  # 44 against 46
+        ([(0, 2, 60.0), (1, 1, 40.0)], 50, 1),  # 10 each: the load decides
+        ([(0, 1, 60.0), (1, 1, 40.0)], 50, 0),  # and then the index
+        ([(0, 0, 49.0), (1, 5, None)], 50, 1),  # one that has seen nothing fits anything
+        ([(0, 1, 50.0), (1, 0, None)], 50, 1),  # a tie at 0: the load decides
+        ([(0, 0, 50.0), (1, 0, None)], 50, 0),
+    ],
+)
+def test_length_aware(states: list[tuple[int, int, float | None]], prompt_tokens: int, chosen: int) -> None:
+    assert length_aware(loads(*states), prompt_tokens, 0) == chosen
+
+
+def test_recent_mean_starts_at_the_first_prompt_and_moves_a_fifth_of_the_way() -> None:
+    assert recent_mean(None, 100) == 100.0
+    assert recent_mean(100.0, 200) == pytest.approx(120.0)
+    assert recent_mean(120.0, 20) == pytest.approx(100.0)
+
+
+def test_every_policy_is_found_by_its_name() -> None:
+    assert {name: find_policy(name) for name in POLICIES} == {
+        "round_robin": round_robin,
+        "shortest_queue": shortest_queue,
+        "length_aware": length_aware,
+    }
+
+
+def test_an_unknown_policy_names_the_known_ones() -> None:
+    with pytest.raises(UsageError, match=r"'random'.*round_robin, shortest_queue, length_aware"):
+        find_policy("random")

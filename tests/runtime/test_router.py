@@ -1,0 +1,408 @@
+"""The router and its command over the simulated engine, and over one that echoes what it was asked."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skote.engines.simulated import SimulatedEngine
+from skote.runtime import router as router_module
+from skote.runtime.router import Router, main
+from skote.types import CheckpointError, EngineError, EngineSpec, RequestError, Sampling, UsageError
+
+WAIT_S = 30.0
+CPUS = ["cpu", "cpu"]
+
+Open = Callable[..., Router]
+
+ECHO = """
+import sys
+
+class Echo:
+    def __init__(self, **options):
+        self.options = options
+
+    def generate(self, requests, emit):
+        for row, request in enumerate(requests):
+            sampling = request.sampling
+            emit(row, [request.max_new_tokens, round(100 * sampling.temperature), sampling.seed, len(requests)])
+        return ["stop"] * len(requests)
+
+class Flags:
+    def __init__(self, **options):
+        self.threads = options["threads"]
+
+    def generate(self, requests, emit):
+        import torch
+        emit(0, [int(torch.get_float32_matmul_precision() == "high"), torch.get_num_threads(), self.threads])
+        return ["stop"]
+"""
+
+
+class LetterCodec:
+    """A token a letter; answers are decoded into their numbers."""
+
+    pad_id = 0
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(map(ord, text))
+
+    def encode_chat(self, text: str) -> tuple[int, ...]:
+        return self.encode(f"<{text}>")
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join(map(str, ids))
+
+
+def answer(text: str, n_tokens: int) -> str:
+    codec = LetterCodec()
+    return codec.decode(SimulatedEngine().output_ids(codec.encode(text), n_tokens))
+
+
+def spec(**options: Any) -> EngineSpec:
+    return EngineSpec("skote.engines.simulated.SimulatedEngine", options)
+
+
+@pytest.fixture
+def without_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep torch out of the workers, for speed."""
+    monkeypatch.setattr(router_module, "set_flags", bool)
+
+
+@pytest.fixture
+def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The import path of the module ECHO."""
+    (tmp_path / "echo_engines.py").write_text(ECHO, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    return "echo_engines"
+
+
+@pytest.fixture
+def open_router(without_flags: None) -> Iterator[Open]:
+    """Open routers that the test need not close, and check that none leaves a thread."""
+    routers: list[Router] = []
+
+    def open_one(devices: list[str] | None = None, **options: Any) -> Router:
+        options = {"engine": spec(), "codec": LetterCodec()} | options
+        routers.append(Router("no-directory", devices or CPUS, **options))
+        return routers[-1]
+
+    yield open_one
+    for each in routers:
+        each.close(grace_s=0.0)
+    assert not worker_threads()
+
+
+def worker_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(("replica-", "dispatch-"))]
+
+
+def test_submit_returns_the_answer_without_the_prompt(open_router: Open) -> None:
+    assert open_router().submit("hello", max_new_tokens=3) == answer("hello", 3)
+
+
+def test_submit_many_keeps_the_order_and_shares_the_work(open_router: Open) -> None:
+    router = open_router()
+    texts = [f"prompt {number}" for number in range(10)]
+
+    assert router.submit_many(texts, max_new_tokens=2) == [answer(text, 2) for text in texts]
+    assert [(each.dispatched, each.in_flight_peak) for each in router.counts] == [(5, 1), (5, 1)]
+    assert router.submit_many([], max_new_tokens=2) == []
+
+
+def test_submit_future_answers_later(open_router: Open) -> None:
+    router = open_router(max_concurrency_per_device=3, policy="shortest_queue")
+    texts = [f"prompt {number}" for number in range(6)]
+
+    futures = [router.submit_future(text, max_new_tokens=4) for text in texts]
+
+    assert [future.result(WAIT_S) for future in futures] == [answer(text, 4) for text in texts]
+
+
+def test_a_failed_prompt_raises_after_all_have_run(open_router: Open) -> None:
+    router = open_router(engine=spec(fail_on=["router-1"]))
+
+    with pytest.raises(EngineError, match=r"told to fail on request 'router-1'"):
+        router.submit_many("abcdef", max_new_tokens=2)
+
+    assert [each.launches for each in router.counts] == [3, 3]
+    assert router.submit("g", max_new_tokens=2) == answer("g", 2)
+
+
+def test_a_failed_prompt_raises_from_submit_and_from_its_future(open_router: Open) -> None:
+    router = open_router(engine=spec(fail_on=["router-0", "router-1"]))
+
+    with pytest.raises(EngineError, match="router-0"):
+        router.submit("a", max_new_tokens=2)
+    with pytest.raises(EngineError, match="router-1"):
+        router.submit_future("b", max_new_tokens=2).result(WAIT_S)
+    assert router.submit_future("c", max_new_tokens=2).result(WAIT_S) == answer("c", 2)
+
+
+def test_a_replica_that_dies_takes_its_own_prompts_only(open_router: Open) -> None:
+    router = open_router(engine=spec(die_on=["router-0"]))
+    futures = [router.submit_future(text, max_new_tokens=2) for text in "abcd"]
+    wait(futures, WAIT_S)
+
+    with pytest.raises(EngineError, match=r"Replica 0 .* exit code 70"):
+        futures[0].result(WAIT_S)
+    assert [futures[number].result(WAIT_S) for number in (1, 3)] == [answer("b", 2), answer("d", 2)]
+    assert router.submit_many("ef", max_new_tokens=2) == [answer("e", 2), answer("f", 2)]
+
+
+def test_an_answer_that_cannot_be_decoded_does_not_hang(open_router: Open, caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(LetterCodec):
+        def decode(self, ids: Sequence[int]) -> str:
+            raise ZeroDivisionError
+
+    future = open_router(codec=Broken()).submit_future("hello", max_new_tokens=2)
+
+    with pytest.raises(EngineError, match="'hello' could not be decoded"):
+        future.result(WAIT_S)
+
+
+def test_sampling_reaches_the_engine(open_router: Open, echo: str) -> None:
+    router = open_router(["cpu"], engine=EngineSpec(f"{echo}.Echo"))
+
+    assert router.submit("a", max_new_tokens=7) == "7 0 0 1"
+    assert router.submit("a", max_new_tokens=7, greedy=False) == "7 100 0 1"
+    assert router.submit("a", max_new_tokens=8, sampling=Sampling(0.5, 0.9, seed=3)) == "8 50 3 1"
+
+
+def test_a_micro_batch_window_fills_launches(open_router: Open, echo: str) -> None:
+    router = open_router(
+        ["cpu"], engine=EngineSpec(f"{echo}.Echo"), microbatch_window_ms=3.6e6, microbatch_max=3
+    )  # fmt: skip
+
+    assert router.submit_many("abc", max_new_tokens=2) == ["2 0 0 3"] * 3
+
+
+def test_bad_requests_are_refused_before_they_run(open_router: Open) -> None:
+    router = open_router()
+
+    with pytest.raises(RequestError, match="empty prompt"):
+        router.submit("", max_new_tokens=1)
+    with pytest.raises(RequestError, match="max_new_tokens"):
+        router.submit_many(["a"], max_new_tokens=0)
+    with pytest.raises(RequestError, match="max_new_tokens"):
+        router.submit_future("a", max_new_tokens=-1)
+    assert sum(each.dispatched for each in router.counts) == 0
+
+
+def test_each_replica_has_a_log(open_router: Open, tmp_path: Path) -> None:
+    open_router(log_dir=tmp_path)
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["replica-0.log", "replica-1.log"]
+
+
+def test_a_closed_router_takes_no_prompts(open_router: Open) -> None:
+    with open_router(["cpu"]) as router:
+        pass
+    router.close()
+
+    with pytest.raises(EngineError, match="closed"):
+        router.submit("a", max_new_tokens=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"policy": "best"}, "best"),
+        ({"dtype": "int3"}, "int3"),
+        ({"devices": ["cuda:99"]}, "cuda:99"),
+        ({"max_concurrency_per_device": 0}, "max_concurrency_per_device"),
+        ({"engine": spec(token_ms=-1.0)}, "token_ms"),
+        ({"engine": spec(speed=1)}, "speed"),
+    ],
+)
+def test_arguments_that_do_not_fit_leave_nothing_behind(open_router: Open, options: dict[str, Any], named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        open_router(**options)
+    assert not worker_threads()
+
+
+def test_a_directory_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=str(tmp_path)):
+        Router(tmp_path, "cpu")
+
+
+def test_the_dtypes_flags_are_set_in_the_worker(echo: str) -> None:
+    with Router("no-directory", "cpu", "tf32", engine=EngineSpec(f"{echo}.Flags"), codec=LetterCodec()) as router:
+        high, threads, option = router.submit("a", max_new_tokens=3).split()
+
+    assert high == "1"
+    assert threads == option
+
+
+@pytest.fixture
+def command(without_flags: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Run `skote-router` on the simulated engine with prompts on standard input."""
+
+    def run(prompts: str, *arguments: str, codec: LetterCodec | None = None, **options: Any) -> int:
+        simulated = partial(Router, engine=spec(**options), codec=codec or LetterCodec())
+        monkeypatch.setattr(router_module, "Router", simulated)
+        monkeypatch.setattr(sys, "stdin", io.StringIO(prompts))
+        return main(["no-directory", "--devices", "cpu,cpu", *arguments])
+
+    return run
+
+
+def test_answers_go_to_stdout_and_figures_to_stderr(
+    command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("one\n\n  \ntwo\r\n", "--max-new-tokens", "3") == 0
+
+    captured = capsys.readouterr()
+    assert captured.out == f"{answer('one', 3)}\n{answer('two', 3)}\n"
+    headers = captured.err.splitlines()
+    assert [header.split(", e2el_ms ")[0] for header in headers] == [
+        "--- 1/2 (replica 0, output_tokens 3",
+        "--- 2/2 (replica 1, output_tokens 3",
+    ]
+
+
+def test_json_lines(command: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("één\nzwei\n", encoding="utf-8")
+
+    assert command("unread", "--json", "--max-new-tokens", "2", "--policy", "shortest_queue", str(file)) == 0
+
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [record.pop("e2el_ms") > 0.0 for record in records] == [True, True]
+    assert records == [
+        {"index": 0, "prompt": "één", "text": answer("één", 2), "error": None, "replica": 0, "output_tokens": 2},
+        {"index": 1, "prompt": "zwei", "text": answer("zwei", 2), "error": None, "replica": 1, "output_tokens": 2},
+    ]
+
+
+def test_chat_wraps_each_prompt(command: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("hi\n", "--chat", "--max-new-tokens", "2") == 0
+    assert capsys.readouterr().out == f"{answer('<hi>', 2)}\n"
+
+
+def test_a_failed_prompt_loses_no_other(command: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("a\nb\nc\n", "--max-new-tokens", "2", fail_on=["router-1"]) == 1
+
+    captured = capsys.readouterr()
+    assert captured.out == f"{answer('a', 2)}\n{answer('c', 2)}\n"
+    assert "skote-router: prompt 2 of 3 failed: The simulated engine was told to fail on request 'router-1'." in (
+        captured.err.splitlines()
+    )
+
+
+def test_a_failed_prompt_keeps_its_json_line(command: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    class Skipping(LetterCodec):
+        def encode(self, text: str) -> tuple[int, ...]:
+            return () if text == "b" else super().encode(text)
+
+    assert command("a\nb\nc\n", "--json", codec=Skipping()) == 1
+
+    first, second, third = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert (first["error"], third["error"]) == (None, None)
+    assert (second["index"], second["text"]) == (1, None)
+    assert "empty prompt" in second["error"]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "arguments", "sentence"),
+    [
+        ("", [], "There is no prompt"),
+        (" \n\n", [], "There is no prompt"),
+        ("a", ["no-such-file.txt"], "no-such-file.txt cannot be read"),
+        ("a", ["--max-new-tokens", "0"], "'0' is not a whole number of at least 1"),
+        ("a", ["--speed", "9"], "unrecognized arguments: --speed 9"),
+        ("a", ["--policy", "best"], "There is no routing policy 'best'"),
+        ("a", ["--dtype", "int3"], "dtype 'int3'"),
+        ("a", ["--chat", "--raw"], "not allowed with"),
+    ],
+)
+def test_wrong_usage_is_one_sentence_and_exit_4(
+    command: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
+    prompts: str,
+    arguments: list[str],
+    sentence: str,
+) -> None:
+    assert command(prompts, *arguments) == 4
+
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert sentence in captured.err
+    assert captured.err.startswith("skote-router: ")
+    assert captured.err.count("\n") == 1
+
+
+COMMAND = """
+import sys
+from functools import partial
+from skote.runtime import router
+from skote.types import EngineSpec
+
+class Codec:
+    pad_id = 0
+
+    def encode(self, text):
+        print("busy", flush=True)
+        return (1,)
+
+    encode_chat = encode
+
+    def decode(self, ids):
+        return "an answer"
+
+slow = EngineSpec("skote.engines.simulated.SimulatedEngine", {"prefill_ms": float(sys.argv[1])})
+router.set_flags = bool
+router.Router = partial(router.Router, engine=slow, codec=Codec())
+sys.exit(router.main(["no-directory", "--devices", "cpu"]))
+"""
+
+
+def start_command(prefill_ms: float) -> subprocess.Popen[bytes]:
+    """`skote-router` in a process of its own, with one prompt; it prints "busy" when it has encoded it."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMMAND, str(prefill_ms)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    process.stdin.write(b"a prompt\n")
+    process.stdin.close()
+    process.stdin = None
+    return process
+
+
+def test_ctrl_c_ends_with_130_and_without_orphans() -> None:
+    with start_command(prefill_ms=600_000.0) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"busy\n"
+
+        process.send_signal(signal.SIGINT)
+
+        # The worker holds stderr too: its end is the end of both.
+        _, stderr = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 130
+    assert stderr.decode().splitlines() == ["skote-router: interrupted."]
+
+
+def test_a_reader_that_has_enough_ends_the_command_quietly() -> None:
+    with start_command(prefill_ms=0.0) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        process.stdout = None
+
+        _, stderr = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 1
+    assert b"Traceback" not in stderr
+    assert b"Exception" not in stderr
