@@ -43,6 +43,9 @@ class SimulatedEngine:
         dtype: str = "fp32",
         threads: int | None = None,
         random_seed: int | None = None,
+        layers: int | None = None,
+        pad_id: int | None = None,
+        max_model_len: int | None = None,
         prefill_ms: float = 0.0,
         token_ms: float = 0.0,
         vocab_size: int = 49152,
@@ -50,7 +53,7 @@ class SimulatedEngine:
         die_on: Collection[str] = (),
         fail_after: int = 1,
     ) -> None:
-        del local_dir, threads, random_seed
+        del local_dir, threads, random_seed, layers, pad_id, max_model_len
         if min(prefill_ms, token_ms, fail_after) < 0 or vocab_size < 1:
             raise UsageError(
                 f"The simulated engine needs a vocabulary, and no delay or fail_after below 0, got "

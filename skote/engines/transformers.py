@@ -209,7 +209,7 @@ class _Streamer(BaseStreamer):
         return [reason or "stop" for reason in self._reasons]
 
 
-class _Forced(LogitsProcessor):  # type: ignore[misc]
+class _Forced(LogitsProcessor):
     """Leaves only the next forced token to choose."""
 
     def __init__(self, prompt_tokens: int, forced_ids: Sequence[int]) -> None:

@@ -124,7 +124,8 @@ class ForcedErrors:
 def forced_errors(candidate: Logits, baseline: Logits, reference: Logits, forced_ids: Sequence[int]) -> ForcedErrors:
     """Errors in nats, summed over positions, of logits `[positions, vocab]` each.
 
-    The KL error is KL(reference || arm); the NLL error is |NLL of the forced token under the arm - under the reference|.
+    The KL error is KL(reference || arm); the NLL error is the distance between the forced token's NLL under the arm and
+    under the reference.
     """
     truth, got, base = (_log_softmax(logits) for logits in (reference, candidate, baseline))
     weights = np.exp(truth)

@@ -62,7 +62,7 @@ class Runner:
             self._complain(f"Interrupted; the requests that had finished are in {directory}.")
             self.codes.append(ExitCode.INTERRUPTED)
             raise
-        except Exception as error:  # noqa: BLE001 (the last door: whatever it was, the user gets a sentence)
+        except Exception as error:  # the last door: whatever it was, the user gets a sentence and the log a trace
             log.exception("the run failed")
             self._complain(f"Unexpected {type(error).__name__}: {_one_line(str(error))} (trace in {directory}/run.log)")
             return ExitCode.FAILED
@@ -75,7 +75,7 @@ class Runner:
             return Session(plan, directory, progress, command, overrides).run()
 
     def _complain(self, sentence: str) -> None:
-        print(f"skote-eval: {sentence}", file=sys.__stderr__)  # noqa: T201
+        print(f"skote-eval: {sentence}", file=sys.__stderr__)
 
 
 def main() -> None:

@@ -174,7 +174,7 @@ class Session:
         for arm in arms:
             self.progress.say(f"Warming up {arm.name} ({arm.engine})")
             self._add_warmup(arm, arm.warm_up(workload.warmup))
-        gate = self._gate(stack, arms)
+        gate = self._gate(arms)
         plan = plan_passes(len(workload.blocks), settings.seed, _names(arms))
         self.progress.start(len(plan) * len(workload.blocks[0]))
         by_name = {arm.name: arm for arm in arms}
@@ -231,7 +231,7 @@ class Session:
             self.writer.add(key, completion.dispatched_ns, completion)
         self.writer.flush()
 
-    def _gate(self, stack: ExitStack, arms: list[Arm]) -> ParityGate | None:
+    def _gate(self, arms: list[Arm]) -> ParityGate | None:
         settings, workload = self.plan.settings, self.plan.workload
         if len(arms) < 2 or not settings.measure.parity:
             return None

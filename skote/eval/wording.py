@@ -70,8 +70,9 @@ def pretty(value: dict[str, Any]) -> str:
 
 
 def arm_labels(manifest: dict[str, Any]) -> dict[str, str]:
-    """The engine's name of each arm, with the arm's where both arms ran the same engine."""
-    engines = {arm: str(content["engine"]) for arm, content in manifest["arms"].items()}
+    """The engine's name of each arm, the candidate first, with the arm's where both arms ran the same engine."""
+    arms = manifest["arms"]
+    engines = {arm: str(arms[arm]["engine"]) for arm in ("candidate", "baseline") if arm in arms}
     if len(set(engines.values())) == len(engines):
         return engines
     return {arm: f"{engine} ({arm})" for arm, engine in engines.items()}

@@ -28,7 +28,8 @@ def matmul_onednn(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
     The operator is the one that Inductor emits for a linear layer; it reads the weights where they are.
     """
-    return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+    return product
 
 
 def onednn_available(weight: torch.Tensor) -> bool:
@@ -36,6 +37,6 @@ def onednn_available(weight: torch.Tensor) -> bool:
     return (
         weight.device.type == "cpu"
         and weight.dtype == torch.float32
-        and torch.backends.mkldnn.is_available()
+        and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     )

@@ -48,7 +48,7 @@ def load_tensors(
                         tensor = F.pad(tensor, (0, 0, 0, spec.added_tokens))
                     if tuple(tensor.shape) != shapes[name]:
                         raise CheckpointError(
-                            f"{path} holds {name} with shape {tuple(tensor.shape)}, config.json asks for {shapes[name]}."
+                            f"{path} holds {name} as {tuple(tensor.shape)}, config.json asks for {shapes[name]}."
                         )
                     yield name, tensor.to(device=device, dtype=dtype)
         except (SafetensorError, OSError) as error:

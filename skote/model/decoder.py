@@ -57,7 +57,7 @@ def layer_forward(
     length = key_mask.shape[1]
     qkv = ops.linear(ops.norm(x, weights.attn_norm), weights.qkv)
     heads = qkv.view(batch, tokens, spec.heads + 2 * spec.kv_heads, spec.head_dim).transpose(1, 2)
-    q, k, v = heads.split((spec.heads, spec.kv_heads, spec.kv_heads), dim=1)
+    q, k, v = torch.split(heads, [spec.heads, spec.kv_heads, spec.kv_heads], dim=1)
     for cached, new in zip(cache, (apply_rope(k, cos, sin), v), strict=True):
         cached[:, :, length - tokens : length].copy_(new)
     keys, values = (cached[:, :, :length] for cached in cache)

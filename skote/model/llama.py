@@ -8,8 +8,6 @@ from typing import Any
 from skote.model.spec import DecoderSpec, RopeSpec, read_config, read_json
 from skote.types import CheckpointError
 
-MODEL_TYPES = ("llama",)
-
 
 def load_spec(local_dir: Path, layers: int | None = None) -> DecoderSpec:
     """The spec of a checkpoint directory; `layers` cuts it to its first layers.
@@ -35,9 +33,9 @@ def llama_spec(config: dict[str, Any]) -> DecoderSpec:
     Raises:
         CheckpointError: a key is missing, or names something that the lean decoder does not compute.
     """
-    if config.get("model_type") not in MODEL_TYPES:
+    if config.get("model_type") != "llama":
         raise CheckpointError(
-            f"model_type {config.get('model_type')!r} has no adapter in skote.model; there is one for {MODEL_TYPES[0]!r}."
+            f"model_type {config.get('model_type')!r} has no adapter in skote.model; there is one for 'llama'."
         )
     for key, wanted in (("hidden_act", "silu"), ("attention_bias", False), ("mlp_bias", False)):
         if config.get(key, wanted) != wanted:

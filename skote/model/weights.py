@@ -68,7 +68,7 @@ def _views(spec: DecoderSpec, weights: DecoderWeights) -> dict[str, torch.Tensor
         views["lm_head.weight"] = weights.lm_head
     for index, layer in enumerate(weights.layers):
         prefix = f"model.layers.{index}."
-        q_rows, k_rows, v_rows = layer.qkv.split((q, kv, kv))
+        q_rows, k_rows, v_rows = torch.split(layer.qkv, [q, kv, kv])
         gate_rows, up_rows = layer.gate_up.chunk(2)
         views |= {
             f"{prefix}input_layernorm.weight": layer.attn_norm,
@@ -108,20 +108,17 @@ class _Arena:
     """One block of memory for all weights, in the order in which a decode step reads them.
 
     On a Linux CPU the block asks for transparent huge pages: streaming the weights then misses the TLB 512 times less
-    often (a quarter of the time per token on the machine that this was first measured on).
+    often (3 to 6 % of the time per token where this was measured).
     """
 
     def __init__(self, spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
         elements = spec.parameters + _ALIGNMENT * len(spec.tensor_shapes())
-        self._block = self._memory(elements, dtype) if device.type == "cpu" else None
-        if self._block is None:
-            self._block = torch.empty(elements, dtype=dtype, device=device)
+        huge = device.type == "cpu" and hasattr(mmap, "MADV_HUGEPAGE")
+        self._block = self._huge(elements, dtype) if huge else torch.empty(elements, dtype=dtype, device=device)
         self._taken = 0
 
     @staticmethod
-    def _memory(elements: int, dtype: torch.dtype) -> torch.Tensor | None:
-        if not hasattr(mmap, "MADV_HUGEPAGE"):  # not Linux
-            return None
+    def _huge(elements: int, dtype: torch.dtype) -> torch.Tensor:
         size = -(-elements * dtype.itemsize // _HUGE_PAGE) * _HUGE_PAGE
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         memory.madvise(mmap.MADV_HUGEPAGE)

@@ -45,11 +45,13 @@ def available_bytes(device: str) -> int | None:
 
 
 def describe_accelerators() -> list[dict[str, str | int]]:
-    """Name and memory of each CUDA or XPU device, or of Apple's one, for the manifest."""
-    if torch.cuda.is_available():
-        properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    elif torch.xpu.is_available():
-        properties = [torch.xpu.get_device_properties(index) for index in range(torch.xpu.device_count())]
-    else:
-        return [{"name": "MPS"}] if torch.backends.mps.is_available() else []
-    return [{"name": each.name, "memory_bytes": each.total_memory} for each in properties]
+    """Name and memory of each accelerator, for the manifest."""
+    found: list[dict[str, str | int]] = []
+    for backend in (torch.cuda, torch.xpu):
+        if backend.is_available():
+            for index in range(backend.device_count()):
+                properties = backend.get_device_properties(index)
+                found.append({"name": properties.name, "memory_bytes": properties.total_memory})
+    if torch.backends.mps.is_available():
+        found.append({"name": "MPS"})
+    return found

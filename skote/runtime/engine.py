@@ -1,4 +1,4 @@
-"""The decode closure: one model on one device, from prompt ids to the last token id, with nothing in between leaving it."""
+"""The decode closure: one model on one device, from prompt ids to the last token id; nothing in between leaves it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class SkotergyEngine:
         layers: int | None = None,
         pad_id: int | None = None,
         max_model_len: int | None = None,
-        compile: bool = True,  # noqa: A002 (the option's name)
+        compile: bool = True,
     ) -> None:
         self._threads = threads
         spec = load_spec(Path(local_dir), layers)
@@ -109,7 +109,7 @@ class SkotergyEngine:
             paths.setdefault(op, {})[path] = count
         return {
             "tier": 1,
-            "tier_reason": f"model_type llama has an adapter; decode step: {step}, prefill products: {self._decoder.gemm}",
+            "tier_reason": f"model_type llama has an adapter; decode step {step}, prefill by {self._decoder.gemm}",
             "weights_fingerprint": self._decoder.weights.fingerprint(self.spec),
             "parameters": self.spec.parameters,
             "bytes_per_token": self.spec.bytes_per_token(self._dtype.itemsize),

@@ -6,16 +6,16 @@ import argparse
 import contextlib
 import itertools
 import json
-import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 from skote.flags import flags_for, set_flags
+from skote.runtime.cli import Parser, add_text_arguments, complain, positive, read_prompts, run_command
 from skote.runtime.dispatch import ReplicaCounts, ReplicaDispatcher
 from skote.runtime.replica import Replica
 from skote.types import (
@@ -26,10 +26,9 @@ from skote.types import (
     Request,
     RequestError,
     Sampling,
-    SkoteError,
-    UsageError,
 )
 
+_PROG = "skote-router"
 _SKOTERGY = "skote.runtime.engine.SkotergyEngine"
 
 
@@ -213,39 +212,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns the exit code: 0, 1 where a prompt failed, 4 for wrong usage, 130 after Ctrl-C.
     """
-    try:
-        return _answer_prompts(_parser().parse_intermixed_args(argv))
-    except SkoteError as error:
-        _complain(str(error))
-        return error.exit_code
-    except KeyboardInterrupt:
-        _complain("interrupted.")
-        return ExitCode.INTERRUPTED
-    except BrokenPipeError:  # the reader of our stdout has enough; the flush at exit must not fail again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitCode.FAILED
+    return run_command(_PROG, lambda: _answer_prompts(_parser().parse_intermixed_args(argv)))
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see {self.prog} --help.")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="skote-router", description="Answer many prompts, one a line, over replicas of one model.")
-    parser.add_argument("directory", metavar="DIR", help="a checkpoint directory with its tokenizer")
+def _parser() -> Parser:
+    parser = Parser(prog=_PROG, description="Answer many prompts, one a line, over replicas of one model.")
+    add_text_arguments(parser, 64)
     parser.add_argument("file", metavar="FILE", nargs="?", default="-", help="prompts, one a line; - is stdin")
     parser.add_argument("--devices", type=_devices, help="a count, all, cpu, cuda:1, or cuda:0,cuda:2")
-    parser.add_argument("--dtype", help="fp32 (default), tf32, bf16 or fp16")
     parser.add_argument("--policy", help="round_robin (default), shortest_queue or length_aware")
-    parser.add_argument(
-        "--max-new-tokens", type=_positive, default=64, metavar="N", help="at most so many a prompt (64)"
-    )
-    parser.add_argument("--max-concurrency", type=_positive, metavar="N", help="launches in flight a device (1)")
+    parser.add_argument("--max-concurrency", type=positive, metavar="N", help="launches in flight a device (1)")
     parser.add_argument("--log-dir", type=Path, metavar="DIR", help="one log a replica goes here, instead of stderr")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--chat", action="store_true", help="send each line as a message in the model's chat template")
-    form.add_argument("--raw", dest="chat", action="store_false", help="continue each line as it is (default)")
     parser.add_argument("--json", action="store_true", help="one JSON object a prompt instead of plain text")
     return parser
 
@@ -256,14 +233,8 @@ def _devices(value: str) -> int | str | list[str]:
     return value.split(",") if "," in value else value
 
 
-def _positive(value: str) -> int:
-    if not value.isdecimal() or int(value) < 1:
-        raise argparse.ArgumentTypeError(f"{value!r} is not a whole number of at least 1")
-    return int(value)
-
-
 def _answer_prompts(options: argparse.Namespace) -> int:
-    prompts = _read_prompts(options.file)
+    prompts = read_prompts(options.file)
     failures = 0
     with Router(
         options.directory,
@@ -281,7 +252,7 @@ def _answer_prompts(options: argparse.Namespace) -> int:
             failures += error is not None
             text = None if completion is None or error is not None else router.codec.decode(completion.output_ids)
             if error is not None:
-                _complain(f"prompt {index + 1} of {len(prompts)} failed: {error}")
+                complain(_PROG, f"prompt {index + 1} of {len(prompts)} failed: {error}")
             if options.json:
                 record = {"index": index, "prompt": prompt, "text": text, "error": error, **_figures(completion)}
                 sys.stdout.write(json.dumps(record) + "\n")
@@ -311,23 +282,6 @@ def _figures(completion: Completion | None) -> dict[str, float]:
         "output_tokens": len(completion.output_ids),
         "e2el_ms": round(e2el_ms, 3),
     }
-
-
-def _read_prompts(file: str) -> list[str]:
-    try:
-        content = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"The prompts' file {file} cannot be read ({error.strerror}).") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"The prompts ({file}) are not UTF-8 text: {error.reason}.") from error
-    prompts = [line.removesuffix("\r") for line in content.split("\n") if line.strip()]
-    if not prompts:
-        raise UsageError("There is no prompt: give one a line, in FILE or on standard input.")
-    return prompts
-
-
-def _complain(sentence: str) -> None:
-    sys.stderr.write(f"skote-router: {sentence}\n")
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def load_tokenizer(local_dir: str | Path) -> TextCodec:
     )
     if not files:
         raise CheckpointError(f"{directory} has no tokenizer (tokenizer.json or the like).")
-    logging.set_verbosity_error()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory)
     except (OSError, ValueError, KeyError, AttributeError) as error:

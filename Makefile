@@ -1,0 +1,42 @@
+# Every command makes .venv first and keeps it in step with pyproject.toml and constraints.txt.
+#
+#   make run      the main job: SmolLM2-135M, baseline against skotergy; ARGS="engine=skotergy devices=2" for another
+#   make test     the tests, without those that need a GPU; ARGS="-k router" for some of them
+#   make check    ruff, mypy, and the rule who may import whom
+#   make gpu      the tests that need a CUDA device
+#   make clean    remove .venv and what tools left behind; runs (outputs/, multirun/) stay
+#
+# PYTHON names the interpreter that .venv is made from (make clean first, to change it). A torch that it already has
+# and that pyproject.toml allows is kept: see tools/environment.py.
+
+PYTHON ?= $(shell for each in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$each -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$each && exit; done; echo python3)
+TOO_OLD = "Skotergy needs Python 3.11 or newer, this is %d.%d: name another with make PYTHON=DIR/python3."
+BIN = .venv/bin
+READY = .venv/ready
+
+.PHONY: run test check gpu clean
+
+run: $(READY)
+	@$(BIN)/python run.py $(ARGS)
+
+test: $(READY)
+	@$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+
+check: $(READY)
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest tests/test_layering.py
+
+gpu: $(READY)
+	@$(BIN)/python -m pytest -m gpu $(ARGS)
+
+clean:
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache
+	find skote tests tools benchmarks -name __pycache__ -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml constraints.txt tools/environment.py
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit($(TOO_OLD) % sys.version_info[:2])'
+	@$(PYTHON) tools/environment.py .venv
+	@touch $@

@@ -1,0 +1,110 @@
+"""Text from one model on one device, as it is generated. Also the command `skote-generate`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+from skote.flags import applied, flags_for
+from skote.runtime.cli import Parser, add_text_arguments, read_prompts, run_command
+from skote.runtime.devices import resolve_devices, threads_per_replica
+from skote.runtime.engine import SkotergyEngine
+from skote.runtime.text import TextCodec, load_tokenizer
+from skote.types import ExitCode, Request, Sampling, UsageError
+
+_PROG = "skote-generate"
+
+
+class TextStream:
+    """Token ids in, text out, held back while a character is incomplete."""
+
+    def __init__(self, codec: TextCodec, write: Callable[[str], object]) -> None:
+        self._codec, self._write = codec, write
+        self._ids: list[int] = []
+        self._written = 0
+
+    def emit(self, _: int, ids: Sequence[int]) -> None:
+        """Write what `ids` complete; an `Emit` for a batch of one."""
+        self._ids.extend(ids)
+        text = self._codec.decode(self._ids)
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
+            self._write(text[self._written :])
+            self._written = len(text)
+
+    def finish(self) -> str:
+        """Write what was held back; the whole text."""
+        text = self._codec.decode(self._ids)
+        self._write(text[self._written :])
+        return text
+
+
+def generate(local_dir: str, prompt: str, *, max_new_tokens: int, greedy: bool = True) -> str:
+    """The continuation of `prompt` by the model in `local_dir`, on this machine's first device, in fp32.
+
+    Loads the model anew at each call; `Router` keeps one. Not greedy is temperature 1.
+
+    Raises:
+        CheckpointError: the directory holds no model or tokenizer that can be loaded.
+        RequestError: an empty prompt, or `max_new_tokens` below 1.
+        CapacityError: the request does not fit the model's context.
+    """
+    codec = load_tokenizer(local_dir)
+    request = Request("generate", codec.encode(prompt), max_new_tokens, Sampling(0.0 if greedy else 1.0))
+    device = resolve_devices(1)
+    with applied(flags_for("fp32", threads_per_replica(device))):
+        engine = SkotergyEngine(local_dir=local_dir, device=device[0], dtype="fp32", pad_id=codec.pad_id)
+        ids: list[int] = []
+        engine.generate([request], lambda _, new: ids.extend(new))
+    return codec.decode(ids)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command `skote-generate`: one prompt, or one a line from standard input; the answers stream to stdout.
+
+    Returns the exit code: 0, 1 where the engine failed, 4 for wrong usage, 130 after Ctrl-C.
+    """
+    return run_command(_PROG, lambda: _stream(argv))
+
+
+def _stream(argv: Sequence[str] | None) -> int:
+    options = _parser().parse_args(argv)
+    sampling = Sampling(options.temperature, options.top_p, options.seed)
+    prompts = [options.prompt] if options.prompt is not None else read_prompts("-")
+    devices = resolve_devices(options.device)
+    if len(devices) > 1:
+        raise UsageError(f"--device {options.device} names {len(devices)} devices; {_PROG} takes one.")
+    dtype = options.dtype or "fp32"
+    codec = load_tokenizer(options.directory)
+    encode = codec.encode_chat if options.chat else codec.encode
+    requests = [
+        Request(f"prompt-{index + 1}", encode(prompt), options.max_new_tokens, sampling)
+        for index, prompt in enumerate(prompts)
+    ]
+    with applied(flags_for(dtype, threads_per_replica(devices))):
+        engine = SkotergyEngine(local_dir=options.directory, device=devices[0], dtype=dtype, pad_id=codec.pad_id)
+        for request in requests:
+            stream = TextStream(codec, _write)
+            engine.generate([request], stream.emit)
+            stream.finish()
+            _write("\n")
+    return ExitCode.DONE
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _parser() -> Parser:
+    parser = Parser(prog=_PROG, description="Generate text with one model on one device.")
+    add_text_arguments(parser, 128)
+    parser.add_argument("--prompt", metavar="TEXT", help="the prompt; without it, one a line from standard input")
+    parser.add_argument("--device", default=None, help="cpu, cuda:1, ...; by default the machine's first")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 (default) is greedy")
+    parser.add_argument("--top-p", type=float, default=1.0, help="sample from the likeliest tokens of this mass (1)")
+    parser.add_argument("--seed", type=int, default=0, help="of sampling (0)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
