@@ -295,7 +295,7 @@ class Session:
                 "machine": self.machine,
                 "model": {
                     "name": settings.model.name,
-                    "path": str(plan.source.local_dir),
+                    "path": settings.model.path or plan.source.local_dir.name,
                     "parameters": plan.spec.parameters,
                     "bytes_per_token": plan.spec.bytes_per_token(element),
                     "tokenizer_sha256": plan.codec.sha256 if plan.codec else None,
