@@ -20,7 +20,7 @@ class ModelConfig:
     """Where a model's weights come from: a directory, a package that carries them, a hub id, or chance.
 
     Attributes:
-        name: what reports call it.
+        name: what reports call it; where empty, the directory's own name.
         path: a checkpoint directory.
         package, file: an installed package and the GGUF in it, converted once into the cache.
         hub_id: tried where the package is absent.
@@ -30,7 +30,7 @@ class ModelConfig:
         cache_dir: where converted checkpoints are kept; by default the user's cache folder.
     """
 
-    name: str = MISSING
+    name: str = ""
     path: str | None = None
     package: str | None = None
     file: str | None = None

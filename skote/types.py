@@ -174,7 +174,11 @@ class Engine(Protocol):
         """
 
     def describe(self) -> dict[str, Any]:
-        """What runs: tier and why, weights' fingerprint, kernel paths and their counts, compile time. JSON values."""
+        """What runs, as JSON values. All keys may be missing; these are printed and reported:
+
+        tier (number or null) and tier_reason (sentence), weights_fingerprint (`skote.model.checkpoint.fingerprint`),
+        compile_s (seconds or null), notes (a sentence for each slow path that runs), paths (op -> path -> calls).
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,8 +98,11 @@ class SimulatedEngine:
     def describe(self) -> dict[str, Any]:
         """The delays, and that no model runs."""
         return {
-            "tier": "simulated",
-            "reason": "programmed delays, no model",
+            "tier": None,
+            "tier_reason": "programmed delays, no model",
+            "compile_s": None,
+            "notes": [],
+            "paths": {},
             "device": self._device,
             "dtype": self._dtype,
             "prefill_ms": self._prefill_ms,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from transformers.generation.logits_process import LogitsProcessor, LogitsProcessorList
@@ -18,6 +19,7 @@ from transformers.generation.streamers import BaseStreamer
 from skote.flags import TORCH_DTYPES, flags_record
 from skote.model.checkpoint import fingerprint, load_tensors
 from skote.model.llama import load_spec
+from skote.model.spec import read_config
 from skote.types import CheckpointError, Emit, FinishReason, Request
 
 
@@ -25,7 +27,7 @@ class TransformersEngine:
     """`AutoModelForCausalLM.generate` behind the `Engine` protocol; the arguments are those of `SkotergyEngine`.
 
     Raises:
-        CheckpointError: Transformers cannot load the directory.
+        CheckpointError: Transformers cannot load the directory, or would fill a tensor that it lacks with chance.
     """
 
     @torch.no_grad()
@@ -46,21 +48,26 @@ class TransformersEngine:
         self._device = torch.device(device)
         torch_dtype: torch.dtype = getattr(torch, TORCH_DTYPES[dtype])
         started = time.monotonic()
+        read_config(Path(local_dir))  # a name that is no directory would be looked up on the hub
         try:
             config = transformers.AutoConfig.from_pretrained(local_dir)
             if layers is not None:
                 config.num_hidden_layers = layers
             if random_seed is None:
-                self._model = load_causal_lm(
+                model, loading = load_causal_lm(
                     transformers.AutoModelForCausalLM.from_pretrained,
                     local_dir,
                     torch_dtype,
                     config=config,
                     attn_implementation=attention,
-                ).to(self._device)
+                    ignore_mismatched_sizes=True,  # they are told apart below
+                    output_loading_info=True,
+                )
+                _check_complete(local_dir, loading)
+                self._model = model.to(self._device)
             else:
                 self._model = self._random_model(local_dir, config, torch_dtype, layers, random_seed, attention)
-        except (OSError, ValueError, SafetensorError) as error:
+        except (OSError, ValueError, TypeError, KeyError, SafetensorError, StrictDataclassError) as error:
             reason = str(error).strip().splitlines()[0]
             raise CheckpointError(f"Transformers cannot load {local_dir}: {reason}") from error
         self._model.eval()
@@ -68,6 +75,7 @@ class TransformersEngine:
         self._eos_ids = self._model.generation_config.eos_token_id
         self._pad_id = pad_id if pad_id is not None else 0
         self._load_s = time.monotonic() - started
+        self._fingerprint = fingerprint(self._model.named_parameters())
         self._notes = ["The embeddings were extended by a row for the padding token."] if resized else []
 
     def _random_model(
@@ -113,13 +121,12 @@ class TransformersEngine:
     def describe(self) -> dict[str, Any]:
         """As `Engine.describe`."""
         model = self._model
-        tensors = dict(model.named_parameters())
         return {
             "tier": None,
             "tier_reason": f"{type(model).__name__}.generate of Transformers {transformers.__version__}, "
             f"{model.config._attn_implementation} attention, dynamic cache",
-            "weights_fingerprint": fingerprint(tensors.items()),
-            "parameters": sum(tensor.numel() for tensor in tensors.values()),
+            "weights_fingerprint": self._fingerprint,
+            "parameters": sum(tensor.numel() for tensor in model.parameters()),
             "load_s": self._load_s,
             "compile_s": None,
             "notes": self._notes,
@@ -144,7 +151,8 @@ class TransformersEngine:
             chosen |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}
         # Only the model's own generation config can switch the end-of-sequence token off: a null in an argument of
         # `generate` is filled in from there.
-        ignore_eos = all(request.ignore_eos for request in requests)
+        # One row that ignores it keeps the batch going; the streamer drops what the others get beyond theirs.
+        ignore_eos = any(request.ignore_eos for request in requests)
         self._model.generation_config.eos_token_id = None if ignore_eos else self._eos_ids
         return self._model.generate(
             ids,
@@ -165,6 +173,13 @@ def load_causal_lm(load: Callable[..., Any], source: Any, dtype: torch.dtype, **
         if "'dtype'" not in str(error):
             raise
         return load(source, torch_dtype=dtype, **options)
+
+
+def _check_complete(local_dir: str, loading: dict[str, Any]) -> None:
+    for name in sorted(loading["missing_keys"]):
+        raise CheckpointError(f"{local_dir} has no tensor {name}, which its config.json asks for.")
+    for name, found, wanted in sorted(loading["mismatched_keys"]):
+        raise CheckpointError(f"{local_dir} holds {name} as {tuple(found)}, config.json asks for {tuple(wanted)}.")
 
 
 def _resize_embeddings(model: Any, token_id: int) -> bool:  # noqa: ANN401

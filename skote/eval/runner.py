@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -23,6 +24,8 @@ from skote.eval.session import Session, plan_run
 from skote.types import ExitCode, SkoteError
 
 log = logging.getLogger(__name__)
+
+_ASIDE = re.compile(r"\s*((full_key|object_type|reference_type)[:=]|See https|Set the environment variable)")
 
 
 class Runner:
@@ -56,7 +59,7 @@ class Runner:
             return self._run(config, directory, overrides)
         except (SkoteError, OmegaConfBaseException) as error:
             log.exception("the run failed")
-            self._complain(_one_line(str(error)))
+            self._complain(_sentence(str(error)))
             return error.exit_code if isinstance(error, SkoteError) else ExitCode.USAGE
         except KeyboardInterrupt:
             self._complain(f"Interrupted; the requests that had finished are in {directory}.")
@@ -64,7 +67,7 @@ class Runner:
             raise
         except Exception as error:  # the last door: whatever it was, the user gets a sentence and the log a trace
             log.exception("the run failed")
-            self._complain(f"Unexpected {type(error).__name__}: {_one_line(str(error))} (trace in {directory}/run.log)")
+            self._complain(f"Unexpected {type(error).__name__}: {_sentence(str(error))} (trace in {directory}/run.log)")
             return ExitCode.FAILED
 
     def _run(self, config: DictConfig, directory: Path, overrides: list[str]) -> ExitCode:
@@ -93,7 +96,7 @@ def main() -> None:
             hydra_main()
     except SystemExit as error:
         if error.code:
-            print(f"skote-eval: {_hydra_sentence(said.getvalue())}", file=sys.stderr)  # noqa: T201
+            print(f"skote-eval: {_sentence(said.getvalue())}", file=sys.stderr)  # noqa: T201
             sys.exit(ExitCode.worst([*runner.codes, ExitCode.USAGE]))
     except KeyboardInterrupt:
         sys.exit(ExitCode.worst([*runner.codes, ExitCode.INTERRUPTED]))
@@ -112,11 +115,14 @@ def _compares(settings: RunConfig, overrides: list[str]) -> bool:
     return asked or settings.compare.name != settings.engine.name
 
 
-def _hydra_sentence(text: str) -> str:
-    """What Hydra said, without its hints about stack traces, on one line."""
-    lines = [line for line in text.splitlines() if "HYDRA_FULL_ERROR" not in line]
-    return _one_line(" ".join(lines)) or "the command line could not be understood; see --help."
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+def _sentence(text: str) -> str:
+    """What Hydra, OmegaConf or argparse said, as one line, without usage, hints about traces, and internals."""
+    said = ""
+    for line in text.rpartition(": error: ")[2].splitlines():
+        if line.startswith("Config search path"):
+            break
+        if line.strip() and not _ASIDE.match(line):
+            listed = line.startswith("\t") and not said.endswith(":")
+            ended = not said or said[-1] in ".:,;!?"
+            said += (", " if listed else " " if ended else ". ") + line.strip()
+    return said.strip() or "The command line could not be understood; see --help."

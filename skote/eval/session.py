@@ -105,7 +105,10 @@ def model_source(config: ModelConfig, directory: Path, progress: RunProgress) ->
     if config.path is not None:
         return ModelSource(Path(config.path).expanduser(), None, config.layers)
     if config.package is None or config.file is None or config.hub_id is None:
-        raise CheckpointError("The model needs a path, a shape, or a package with a file and a hub_id (conf/model).")
+        raise CheckpointError(
+            "There is no model to load: model=local needs model.path=DIR, other options need a shape, or a package, "
+            "a file in it and a hub_id."
+        )
     gguf_path = packaged_gguf(config.package, config.file)
     if gguf_path is None:
         return ModelSource(hub_snapshot(config.hub_id, config.package), None, config.layers)
@@ -204,25 +207,22 @@ class Session:
 
     def _start(self, stack: ExitStack, name: ArmName, config: EngineConfig, dtype: str | None = None) -> Arm:
         settings = self.plan.settings
-        self.progress.say(f"Loading {config.name} on {', '.join(self.plan.devices)}")
+        devices = self.plan.devices if dtype is None else self.plan.devices[:1]  # a reference needs one
+        self.progress.say(f"Loading {config.name} on {', '.join(devices)}")
         arm = start_arm(
             stack,
             name,
             config,
             model=self.plan.model_options,
-            devices=self.plan.devices if dtype is None else self.plan.devices[:1],
+            devices=devices,
             dtype=dtype or settings.dtype.name,
             router=settings.router,
             log_dir=self.directory,
             timeout_s=settings.measure.start_timeout_s,
         )
-        info = arm.replicas[0].call("describe").result()
-        for line in (
-            f"tier {info['tier']}: {info['tier_reason']}" if info["tier"] else info["tier_reason"],
-            *info["notes"],
-        ):
+        for line in _tier_lines(arm.replicas[0].call("describe").result()):
             self.progress.say(f"  {line}")
-        self.progress.say(f"  ready after {max(arm.load_s):.1f} s" + _compile_note(info))
+        self.progress.say(f"  ready after {max(arm.load_s):.1f} s")
         return arm
 
     def _add_warmup(self, arm: Arm, completions: list[Completion]) -> None:
@@ -294,7 +294,7 @@ class Session:
                 "config": asdict(settings),
                 "machine": self.machine,
                 "model": {
-                    "name": settings.model.name,
+                    "name": settings.model.name or plan.source.local_dir.name,
                     "path": settings.model.path or plan.source.local_dir.name,
                     "parameters": plan.spec.parameters,
                     "bytes_per_token": plan.spec.bytes_per_token(element),
@@ -318,6 +318,10 @@ def _names(arms: list[Arm]) -> tuple[ArmName] | tuple[ArmName, ArmName]:
     return (arms[0].name,) if len(arms) == 1 else (arms[0].name, arms[1].name)
 
 
-def _compile_note(info: dict[str, Any]) -> str:
-    seconds = info["compile_s"]
-    return "" if seconds is None else f", {seconds:.1f} s of it compiling (cached for the next run)"
+def _tier_lines(info: dict[str, Any]) -> list[str]:
+    """What an engine says of itself, for the terminal."""
+    tier = "" if info.get("tier") is None else f"tier {info['tier']}: "
+    lines = [tier + info.get("tier_reason", "no description"), *info.get("notes", [])]
+    if info.get("compile_s") is not None:
+        lines.append(f"compiled in {info['compile_s']:.1f} s (cached for the next run)")
+    return lines

@@ -95,12 +95,34 @@ def test_a_timed_output_that_parity_did_not_see(run):
     manifest = changed(run)
     manifest["parity"]["outputs"]["candidate"]["chat-00"] = "00" * 32
     del manifest["parity"]["outputs"]["baseline"]["chat-01"]
-    found = find(Measured(run), manifest)
+    found = find(Measured(run), manifest | {"dtype": "bf16"})
 
     assert [(finding.severity, finding.code, finding.observed) for finding in found] == [
         ("invalid", "output_differs_from_parity", 6),
         ("warning", "output_unchecked", 6),
     ]
+
+
+def test_in_fp32_the_arms_check_each_other(run):
+    """What the gate did not see is compared across the arms, so that nothing is left unchecked."""
+    manifest = changed(run)
+    del manifest["parity"]["outputs"]["baseline"]["chat-01"]
+
+    assert codes(run, manifest) == []
+
+
+def test_a_named_near_tie_is_a_warning(synthetic, timeline):
+    def other(arm, block, request):
+        output = tuple(range(100, 116)) if (arm, request) == ("candidate", 1) else None
+        return timeline(0.2, 100, [40.0] * 15, output=output)
+
+    run = read_run(synthetic().write(other))
+    manifest = changed(run)
+    manifest["parity"]["outputs"] = {"candidate": {}, "baseline": {}}
+    assert codes(run, manifest) == [("invalid", "greedy_outputs_differ")]
+
+    manifest["parity"]["divergences"] = [{"request_id": "chat-01", "near_tie": True}]
+    assert codes(run, manifest) == [("warning", "near_tie")]
 
 
 def test_greedy_outputs_may_differ_in_bf16(synthetic, timeline):

@@ -1,0 +1,116 @@
+"""Parity: what counts as the same model, worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from skote.eval.parity import (
+    NEAR_TIE_LOGITS,
+    find_divergences,
+    forced_errors,
+    forced_parity,
+    token_parity,
+    top_two_margin,
+)
+
+
+def test_equal_outputs_have_no_divergence():
+    outputs = {"a": (1, 2, 3), "b": (4,)}
+
+    entry = token_parity(2, find_divergences(outputs, dict(outputs), lambda *_: pytest.fail("not asked")))
+
+    assert (entry["passed"], entry["equal"], entry["compared"]) == (True, 2, 2)
+    assert entry["sentence"] == "Greedy tokens are equal on 2 of 2 requests."
+
+
+def test_a_near_tie_is_named_and_let_pass():
+    asked = []
+
+    def margin(request_id, position):
+        asked.append((request_id, position))
+        return NEAR_TIE_LOGITS / 2
+
+    found = find_divergences({"a": (1, 9, 3)}, {"a": (1, 2, 3)}, margin)
+    entry = token_parity(4, found)
+
+    assert asked == [("a", 1)]
+    assert (entry["passed"], entry["near_ties"], entry["equal"]) == (True, 1, 3)
+    assert entry["divergences"] == [
+        {
+            "request_id": "a",
+            "position": 1,
+            "margin": NEAR_TIE_LOGITS / 2,
+            "candidate_token": 9,
+            "baseline_token": 2,
+            "near_tie": True,
+        }
+    ]
+
+
+def test_a_real_difference_fails_and_says_where():
+    found = find_divergences({"a": (1, 2, 9)}, {"a": (1, 2, 3)}, lambda *_: 0.25)
+    entry = token_parity(1, found)
+
+    assert not entry["passed"]
+    assert "request a, token 2" in entry["sentence"]
+    assert "0.25 logits" in entry["sentence"]
+
+
+@pytest.mark.parametrize("candidate", [{"a": (1, 2)}, {}, {"a": (1, 2, 3, 4)}])
+def test_an_output_of_another_length_is_no_near_tie(candidate):
+    found = find_divergences(candidate, {"a": (1, 2, 3)}, lambda *_: 0.0)
+
+    if candidate.get("a", ())[:1] == (1,):
+        assert [divergence.margin for divergence in found] == [None]
+    assert not token_parity(1, found)["passed"] or found[0].near_tie is False
+
+
+def test_top_two_margin():
+    assert top_two_margin(np.array([0.5, 3.0, -1.0, 2.25], dtype=np.float32)) == 0.75
+
+
+def test_forced_errors_by_hand():
+    """Two tokens. The reference gives 1/2 each; the candidate 1/4 and 3/4; the baseline is the reference."""
+    reference = np.log(np.array([[0.5, 0.5]], dtype=np.float32))
+    candidate = np.log(np.array([[0.25, 0.75]], dtype=np.float32)) + 7.0  # logits are free up to a constant
+
+    errors = forced_errors(candidate, reference, reference, (0,))
+
+    assert errors.candidate_kl == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3), abs=1e-6)
+    assert errors.candidate_nll == pytest.approx(math.log(2), abs=1e-6)
+    assert (errors.baseline_kl, errors.baseline_nll) == (0.0, 0.0)
+    assert (errors.agreeing, errors.positions) == (0, 1)  # argmax of a tie is the first, the candidate's the second
+
+
+def _noisy(scale, requests=40, positions=8, vocab=50):
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(requests):
+        reference = rng.normal(0, 2, (positions, vocab)).astype(np.float32)
+        baseline = reference + rng.normal(0, 0.02, reference.shape).astype(np.float32)
+        candidate = reference + rng.normal(0, 0.02 * scale, reference.shape).astype(np.float32)
+        found.append(forced_errors(candidate, baseline, reference, tuple(range(positions))))
+    return found
+
+
+@pytest.mark.parametrize(("scale", "passed"), [(0.5, True), (0.9, True), (1.2, False), (5.0, False)])
+def test_a_candidate_passes_where_its_error_is_no_larger(scale, passed):
+    entry = forced_parity(_noisy(scale), equal=0, seed=0)
+
+    assert entry["passed"] is passed
+    assert entry["kl_ratio"]["value"] == pytest.approx(scale**2, rel=0.15)
+    assert entry["kl_ratio"]["upper"] >= entry["kl_ratio"]["value"]
+
+
+def test_errors_of_fp32_rounding_are_none():
+    """Both arms equal the reference: the ratio of two zeros is 1, not a failure."""
+    entry = forced_parity(_noisy(0.0)[:1], equal=1, seed=0)
+    logits = np.zeros((3, 4), dtype=np.float32)
+    same = forced_parity([forced_errors(logits, logits, logits, (0, 1, 2))], equal=1, seed=0)
+
+    assert entry["passed"]
+    assert same["passed"]
+    assert same["kl_ratio"] == {"value": 1.0, "upper": 1.0}
