@@ -6,7 +6,6 @@ Both arms of a run take their tensors from here, so that they multiply by the sa
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 
-from skote.model.spec import DecoderSpec
+from skote.model.spec import DecoderSpec, read_json
 from skote.types import CheckpointError
 
 _VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
@@ -28,7 +27,7 @@ def load_tensors(
     """Every tensor of `spec` with its checkpoint name, one at a time, in `dtype` on `device`.
 
     With `random_seed` nothing is read: matrices are normal with standard deviation 0.02, norms are ones, each tensor
-    drawn on the device from a generator seeded by (random_seed, name).
+    drawn on the device from a generator seeded by (random_seed, name). Rows of added tokens are zeros in both cases.
 
     Raises:
         CheckpointError: no weights, an unreadable file, or a tensor that is missing or has another shape.
@@ -36,7 +35,10 @@ def load_tensors(
     shapes = spec.tensor_shapes()
     if random_seed is not None:
         for name, shape in shapes.items():
-            yield name, random_tensor(name, shape, dtype=dtype, device=device, seed=random_seed)
+            added = spec.added_tokens if name in _VOCABULARY else 0
+            own = (shape[0] - added, *shape[1:])
+            tensor = random_tensor(name, own, dtype=dtype, device=device, seed=random_seed)
+            yield name, F.pad(tensor, (0, 0, 0, added)) if added else tensor
         return
     by_file = _files_of(local_dir, shapes)
     for path, names in by_file.items():
@@ -92,12 +94,10 @@ def _files_of(local_dir: Path, names: Iterable[str]) -> dict[Path, list[str]]:
     """Which file of a checkpoint directory holds which of `names`."""
     index_path, single = local_dir / "model.safetensors.index.json", local_dir / "model.safetensors"
     if index_path.is_file():
-        try:
-            located = {
-                name: local_dir / file for name, file in json.loads(index_path.read_text())["weight_map"].items()
-            }
-        except (ValueError, KeyError, AttributeError) as error:
-            raise CheckpointError(f"{index_path} is not an index of safetensors files: {error}.") from error
+        weight_map = read_json(index_path).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+            raise CheckpointError(f"{index_path} is not an index of safetensors files: it needs a weight_map of names.")
+        located = {name: local_dir / file for name, file in weight_map.items()}
     elif single.is_file():
         try:
             with safe_open(single, framework="pt") as file:

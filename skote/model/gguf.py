@@ -42,12 +42,18 @@ def convert_gguf(gguf_path: Path, out_dir: Path) -> None:
     Takes about half a minute for 135M parameters on two cores.
 
     Raises:
-        CheckpointError: the file is not a GGUF of the Llama architecture, or holds a tensor that has no place in it.
+        CheckpointError: the file is damaged, is not a GGUF of the Llama architecture, or holds a tensor that has no
+            place in it.
     """
     import gguf
     from safetensors.numpy import save_file
 
-    reader = gguf.GGUFReader(str(gguf_path))
+    try:
+        reader = gguf.GGUFReader(str(gguf_path))
+    except (OSError, ValueError, IndexError, KeyError) as error:
+        raise CheckpointError(
+            f"{gguf_path} cannot be read as a GGUF: it is damaged or incomplete ({error})."
+        ) from error
     meta = {key: field.contents() for key, field in reader.fields.items() if key not in _BULKY_KEYS}
     if meta.get("general.architecture") != "llama":
         raise CheckpointError(
@@ -69,7 +75,21 @@ def convert_gguf(gguf_path: Path, out_dir: Path) -> None:
 
 
 def llama_config(meta: dict[str, Any]) -> dict[str, Any]:
-    """The config.json of a Llama checkpoint, from the metadata of its GGUF."""
+    """The config.json of a Llama checkpoint, from the metadata of its GGUF.
+
+    Raises:
+        CheckpointError: a key is missing, or the rope is scaled.
+    """
+    scaling = meta.get("llama.rope.scaling.type", "none")
+    if scaling != "none":
+        raise CheckpointError(f"The GGUF has rope scaling {scaling!r}, which the conversion does not carry over.")
+    try:
+        return _llama_config(meta)
+    except KeyError as error:
+        raise CheckpointError(f"The GGUF lacks {error.args[0]!r}, which a Llama model must state.") from error
+
+
+def _llama_config(meta: dict[str, Any]) -> dict[str, Any]:
     heads = int(meta["llama.attention.head_count"])
     hidden = int(meta["llama.embedding_length"])
     return {

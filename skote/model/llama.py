@@ -18,7 +18,7 @@ def load_spec(local_dir: Path, layers: int | None = None) -> DecoderSpec:
     config = read_config(local_dir)
     generation = local_dir / "generation_config.json"
     if generation.is_file():  # where there is one, it decides which tokens end a text
-        config = config | {"eos_token_id": read_json(generation).get("eos_token_id", config.get("eos_token_id"))}
+        config = config | {"eos_token_id": read_json(generation).get("eos_token_id")}
     spec = llama_spec(config)
     if layers is None:
         return spec
@@ -58,7 +58,7 @@ def llama_spec(config: dict[str, Any]) -> DecoderSpec:
         )
     except KeyError as error:
         raise CheckpointError(f"config.json lacks {error.args[0]!r}, which a Llama model must state.") from error
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise CheckpointError(f"config.json holds a value of the wrong type: {error}.") from error
 
 

@@ -62,8 +62,7 @@ def converted_gguf(gguf_path: Path, cache_dir: Path | None, say: Callable[[str],
         partial = Path(tempfile.mkdtemp(prefix=f"{target.name}.", dir=root))
         try:
             convert_gguf(gguf_path, partial)
-            if not target.is_dir():  # another process may have been faster
-                partial.rename(target)
+            _keep_first(partial, target)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
@@ -72,6 +71,15 @@ def converted_gguf(gguf_path: Path, cache_dir: Path | None, say: Callable[[str],
             "another folder with model.cache_dir=DIR."
         ) from error
     return target
+
+
+def _keep_first(partial: Path, target: Path) -> None:
+    """Rename `partial` to `target`, unless another process has put the same there meanwhile."""
+    try:
+        partial.rename(target)
+    except OSError:
+        if not target.is_dir():
+            raise
 
 
 def hub_snapshot(hub_id: str, package: str) -> Path:

@@ -26,7 +26,7 @@ def resolve_devices(devices: Devices) -> list[str]:
     accelerators = _accelerators()
     if devices is None:
         devices = 1
-    if isinstance(devices, str) and devices.isdigit():
+    if isinstance(devices, str) and devices.isdecimal():
         devices = int(devices)
     if isinstance(devices, bool) or not isinstance(devices, (int, str, Sequence)):
         raise UsageError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,7 @@ class SkotergyEngine:
             Path(local_dir), self.spec, dtype=self._dtype, device=self._device, random_seed=random_seed
         )
         self._load_s = time.monotonic() - started
+        self._fingerprint = weights.fingerprint(self.spec)
         self._decoder = Decoder(self.spec, weights, capacity)
         self._cache = self._new_cache(1, capacity)
         self._batch_cache: StaticCache | None = None
@@ -93,8 +95,13 @@ class SkotergyEngine:
 
     @torch.no_grad()
     def score(self, request: Request, forced_ids: Sequence[int]) -> NDArray[np.float32]:
-        """As `Engine.score`: prefill, then the decode step for each forced token."""
-        self._check([request])
+        """As `Engine.score`: prefill, then the decode step for each forced token.
+
+        Raises:
+            CapacityError: prompt and forced tokens do not fit the context, or a prompt token is beyond the vocabulary.
+            RequestError: no forced tokens.
+        """
+        self._check([replace(request, max_new_tokens=len(forced_ids))])
         rows = [self._prefill_one(request)]
         start = len(request.input_ids)
         rows.extend(self._step(token, start + index)[0] for index, token in enumerate(forced_ids[:-1]))
@@ -110,7 +117,7 @@ class SkotergyEngine:
         return {
             "tier": 1,
             "tier_reason": f"model_type llama has an adapter; decode step {step}, prefill by {self._decoder.gemm}",
-            "weights_fingerprint": self._decoder.weights.fingerprint(self.spec),
+            "weights_fingerprint": self._fingerprint,
             "parameters": self.spec.parameters,
             "bytes_per_token": self.spec.bytes_per_token(self._dtype.itemsize),
             "max_model_len": self._cache.capacity,
@@ -166,7 +173,8 @@ class SkotergyEngine:
         columns = torch.arange(width + max(request.max_new_tokens for request in requests), device=self._device)
         key_mask = torch.zeros(len(requests), len(columns), device=self._device)
         key_mask.masked_fill_(columns[None] < padding[:, None], -torch.inf)
-        positions = (columns[None] - padding[:, None]).clamp(min=0)
+        # A row that has ended is carried on, maybe beyond the context; nobody reads it there.
+        positions = (columns[None] - padding[:, None]).clamp(0, self._cache.capacity - 1)
         ids = torch.tensor(
             [[0] * (width - len(request.input_ids)) + list(request.input_ids) for request in requests],
             device=self._device,

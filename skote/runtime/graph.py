@@ -81,8 +81,9 @@ class DecodeStep:
         self.compiled = True
         try:
             # The compiler may want another graph for long reductions: the last position brings that one about now.
-            for position in (1, 2, 3, self._cache.capacity - 1):
-                self(0, position)
+            last = self._cache.capacity - 1
+            for position in (1, 2, 3, last):
+                self(0, min(position, last))
         except (BackendCompilerFailed, InductorError, FailOnRecompileLimitHit) as error:
             reason = str(error).strip().splitlines()[0]
             self.notes.append(f"The decode step runs on plain ops: it could not be compiled ({reason}).")

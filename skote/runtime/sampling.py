@@ -6,6 +6,8 @@ import torch
 
 from skote.types import Sampling
 
+_COLDEST = torch.finfo(torch.float32).tiny  # a smaller divisor is 0 in fp32
+
 
 def next_token(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator | None) -> int:
     """The next token id from `logits` [vocab]; greedy ties go to the lowest id.
@@ -15,7 +17,9 @@ def next_token(logits: torch.Tensor, sampling: Sampling, generator: torch.Genera
     """
     if sampling.greedy:
         return int(logits.argmax())
-    probabilities = (logits.float() / sampling.temperature).softmax(-1)
+    wide = logits.float()
+    # Counted from the largest, which then stays 0 however small the temperature is: inf - inf has no softmax.
+    probabilities = ((wide - wide.max()) / max(sampling.temperature, _COLDEST)).softmax(-1)
     if sampling.top_p < 1.0:
         ordered, order = probabilities.sort(descending=True)
         before = ordered.cumsum(-1) - ordered

@@ -72,7 +72,7 @@ def load_tokenizer(local_dir: str | Path) -> TextCodec:
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory)
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise CheckpointError(f"The tokenizer in {directory} cannot be loaded: {reason}") from error
     digest = hashlib.sha256()

@@ -17,6 +17,6 @@ def test_plain_lines_where_there_is_no_terminal():
         progress.advance("baseline", 0, None)
         progress.advance("candidate", 1, 30.0)
 
-    lines = out.getvalue().splitlines()
+    lines = [line for line in out.getvalue().splitlines() if line]
     assert lines[0] == "a line with [brackets] that is longer than the forty columns of this console"
     assert lines[-1] == "  3/3 requests, block 2, 0 s left, candidate p50 20 ms"

@@ -1,0 +1,85 @@
+"""Text to ids and back with a word-level tokenizer, whose ids can be read off the text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from skote.runtime.text import PAD_TOKEN, load_tokenizer
+from skote.types import CheckpointError
+
+Write = Callable[..., None]
+
+
+def test_a_complete_tokenizer_is_used_as_it_is(tmp_path: Path, write_tokenizer: Write) -> None:
+    write_tokenizer(tmp_path, pad=True, chat=True)
+
+    codec = load_tokenizer(tmp_path)
+
+    assert (codec.pad_id, codec.pad_added, codec.vocab_size, codec.notes) == (95, False, 96, [])
+    assert codec.encode("w7 w8 nonsense w9") == (7, 8, 0, 9)
+
+
+def test_padding_is_added_after_the_vocabulary_and_said(tmp_path: Path, write_tokenizer: Write) -> None:
+    write_tokenizer(tmp_path, pad=False, chat=True)
+
+    codec = load_tokenizer(tmp_path)
+
+    assert (codec.pad_id, codec.pad_added, codec.vocab_size) == (96, True, 97)
+    assert codec.notes == [f"The tokenizer has no padding token: {PAD_TOKEN} was added."]
+    assert codec.encode("w7") == (7,)
+    assert codec.decode([7, 96]) == "w7"
+
+
+def test_the_chat_template_puts_the_text_in_a_user_turn(tmp_path: Path, write_tokenizer: Write) -> None:
+    write_tokenizer(tmp_path, chat=True)
+
+    # "<s> user w7 w8 " and "w9" where the answer starts.
+    assert load_tokenizer(tmp_path).encode_chat("w7 w8") == (1, 3, 7, 8, 9)
+
+
+def test_without_a_template_chat_is_plain_text_and_this_is_said(tmp_path: Path, write_tokenizer: Write) -> None:
+    write_tokenizer(tmp_path, chat=False)
+
+    codec = load_tokenizer(tmp_path)
+
+    assert not codec.has_chat_template
+    assert codec.encode_chat("w7 w8") == codec.encode("w7 w8") == (7, 8)
+    assert codec.notes == ["The tokenizer has no chat template: prompts are used as plain text."]
+
+
+def test_special_tokens_are_left_out_of_the_text(tmp_path: Path, write_tokenizer: Write) -> None:
+    write_tokenizer(tmp_path)
+
+    assert load_tokenizer(tmp_path).decode((1, 7, 0, 8, 2, 95)) == "w7 w8"
+
+
+def test_the_hash_follows_the_tokenizers_files_alone(tmp_path: Path, write_tokenizer: Write) -> None:
+    hashes = []
+    for name, chat in (("a", True), ("b", True), ("c", False)):
+        directory = tmp_path / name
+        write_tokenizer(directory, chat=chat)
+        (directory / "config.json").write_text(f'{{"model_type": "llama", "vocab_size": {len(hashes) + 1}}}')
+        hashes.append(load_tokenizer(directory).sha256)
+    (tmp_path / "c" / "tokenizer_config.json").write_text("{}")
+
+    assert hashes[0] == hashes[1]
+    assert load_tokenizer(tmp_path / "c").sha256 != hashes[2]
+
+
+def test_no_directory_and_no_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no model directory .*nowhere"):
+        load_tokenizer(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match="has no tokenizer"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[]", '{"version": "1.0", "model": {"type": "Nothing"}}', "\x00"])
+def test_a_tokenizer_that_cannot_be_read(tmp_path: Path, write_tokenizer: Write, content: str) -> None:
+    write_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(content)
+
+    with pytest.raises(CheckpointError, match=r"tokenizer in .* cannot be loaded"):
+        load_tokenizer(tmp_path)
