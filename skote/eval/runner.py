@@ -117,12 +117,15 @@ def _compares(settings: RunConfig, overrides: list[str]) -> bool:
 
 def _sentence(text: str) -> str:
     """What Hydra, OmegaConf or argparse said, as one line, without usage, hints about traces, and internals."""
+    lines = text.rpartition(": error: ")[2].splitlines()
+    lines = [line for line in lines if line.strip() and not _ASIDE.match(line)]
+    if lines and lines[0].startswith("Traceback"):  # of the file system, when Hydra makes the run's directory
+        lines = lines[-1:]
     said = ""
-    for line in text.rpartition(": error: ")[2].splitlines():
+    for line in lines:
         if line.startswith("Config search path"):
             break
-        if line.strip() and not _ASIDE.match(line):
-            listed = line.startswith("\t") and not said.endswith(":")
-            ended = not said or said[-1] in ".:,;!?"
-            said += (", " if listed else " " if ended else ". ") + line.strip()
+        listed = line.startswith("\t") and not said.endswith(":")
+        ended = not said or said[-1] in ".:,;!?"
+        said += (", " if listed else " " if ended else ". ") + line.strip()
     return said.strip() or "The command line could not be understood; see --help."

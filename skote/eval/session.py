@@ -181,13 +181,16 @@ class Session:
         plan = plan_passes(len(workload.blocks), settings.seed, _names(arms))
         self.progress.start(len(plan) * len(workload.blocks[0]))
         by_name = {arm.name: arm for arm in arms}
-        try:
-            for step in plan:
-                self._run_pass(by_name[step.arm], step)
-        finally:
-            self.arms = {arm.name: arm.describe() for arm in arms if all(each.alive for each in arm.replicas)}
+        # Before the passes as well as after them: an interrupted replica is busy and would not answer.
+        self._describe(arms)
+        for step in plan:
+            self._run_pass(by_name[step.arm], step)
+        self._describe(arms)
         if gate is not None and settings.dtype.name == "fp32" and workload.greedy:
             self.parity = gate.settle(self.outputs["candidate"], self.outputs["baseline"])
+
+    def _describe(self, arms: list[Arm]) -> None:
+        self.arms |= {arm.name: arm.describe() for arm in arms if all(each.alive for each in arm.replicas)}
 
     def _measure_harness(self) -> None:
         self.progress.say("Measuring the harness's own overhead")

@@ -1,6 +1,6 @@
 """The Triton kernel of RMSNorm (formula and reference in `rms_norm`): one program a row, the whole row in registers."""
 
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
 from __future__ import annotations
 

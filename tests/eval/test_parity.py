@@ -114,3 +114,14 @@ def test_errors_of_fp32_rounding_are_none():
     assert entry["passed"]
     assert same["passed"]
     assert same["kl_ratio"] == {"value": 1.0, "upper": 1.0}
+
+
+def test_too_few_tokens_are_named_as_what_they_are():
+    """Four requests of two tokens: the errors are smaller than the baseline's, and the bound does not show it."""
+    entry = forced_parity(_noisy(0.9, requests=4, positions=2), equal=0, seed=0)
+    hopeless = forced_parity(_noisy(5.0), equal=0, seed=0)
+
+    assert not entry["passed"]
+    assert entry["kl_ratio"]["value"] < 1.0 < 1.05 < entry["kl_ratio"]["upper"]
+    assert entry["sentence"].endswith("these are too few tokens to show it: give more.")
+    assert "too few" not in hopeless["sentence"]

@@ -1,0 +1,244 @@
+"""Whole runs, through the command line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import pytest
+
+from skote.eval.record import RunWriter
+from skote.eval.runner import main
+
+HERE = Path(__file__).parent
+RUN = HERE.parent.parent / "run.py"
+FILES = {"requests.parquet", "tokens.parquet", "manifest.json", "metrics.json", "report.html", "run.log", ".hydra"}
+TINY = ("model=tiny_shape", "engine.options.compile=false", "measure.harness_overhead=false")
+SIMULATED = ("model=tiny_shape", "engine=simulated", "compare=none", "measure.harness_overhead=false")
+SHORT = ("workload.blocks=2", "workload.requests_per_block=3", "workload.max_new_tokens=4")
+
+
+def start(cwd, *overrides, **options):
+    """`python run.py`, with this folder's engines on the path."""
+    environment = os.environ | {"PYTHONPATH": str(HERE)}
+    return subprocess.Popen(
+        [sys.executable, RUN, *overrides], cwd=cwd, env=environment, text=True, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options,
+    )  # fmt: skip
+
+
+def run(cwd, *overrides, **options):
+    process = start(cwd, *overrides, **options)
+    out, err = process.communicate()
+    return process.returncode, out, err
+
+
+def manifest_of(directory):
+    return json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path, capfd):
+    """Runs the command in this process: what ends before an engine starts need not pay for a new one."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+
+    def call(*overrides):
+        monkeypatch.setattr(sys, "argv", ["run.py", *overrides])
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capfd.readouterr()
+        return ended.value.code, out, err
+
+    yield call
+    for handler in set(root.handlers) - set(handlers):
+        handler.close()
+    root.handlers[:], root.level = handlers, level
+
+
+@pytest.mark.slow
+def test_two_arms_end_in_a_report_with_all_its_files(tmp_path):
+    code, out, err = run(tmp_path, *TINY, *SHORT, "hydra.run.dir=run")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1].endswith("run/report.html")
+    directory = tmp_path / "run"
+    assert {path.name for path in directory.iterdir()} >= FILES
+    manifest = manifest_of(directory)
+    assert manifest["status"] == "complete"
+    assert manifest["parity"]["passed"]
+    assert set(manifest["arms"]) == {"candidate", "baseline"}
+    assert manifest["model"]["weights_sha256"]
+    rows = pd.read_parquet(directory / "requests.parquet")
+    measured = rows[rows.phase == "measure"]
+    assert measured.groupby("arm").size().to_dict() == {"candidate": 6, "baseline": 6}
+    assert (measured.output_tokens == 4).all()
+    assert measured.groupby("request_id").output_sha256.nunique().eq(1).all()
+    assert manifest["config"]["workload"]["max_new_tokens"] == 4
+    assert json.loads((directory / "metrics.json").read_text(encoding="utf-8"))["exit_code"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_an_engine_that_skips_the_prefill_is_invalid(tmp_path, dtype):
+    code, _, err = run(
+        tmp_path, *TINY, *SHORT, f"dtype={dtype}", "engine._target_=skip_prefill.SkipPrefillEngine", "hydra.run.dir=run"
+    )
+    assert (code, err) == (2, "")
+    assert not manifest_of(tmp_path / "run")["parity"]["passed"]
+    assert "INVALID" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_an_honest_engine_in_bf16_is_valid(tmp_path):
+    code, _, err = run(tmp_path, *TINY, "workload.blocks=3", "dtype=bf16", "hydra.run.dir=run")
+    assert (code, err) == (0, "")
+    assert manifest_of(tmp_path / "run")["parity"]["passed"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", [["compare=none"], []])
+def test_the_baseline_alone_is_one_arm(tmp_path, asked):
+    overrides = ("model=tiny_shape", "measure.harness_overhead=false", "engine=baseline", *asked)
+    code, _, err = run(tmp_path, *overrides, *SHORT, "hydra.run.dir=run")
+    assert (code, err) == (0, "")
+    assert list(manifest_of(tmp_path / "run")["arms"]) == ["candidate"]
+    assert set(pd.read_parquet(tmp_path / "run" / "requests.parquet").engine) == {"baseline"}
+
+
+@pytest.mark.slow
+def test_a_sweep_ends_in_one_comparison(tmp_path):
+    code, out, err = run(tmp_path, "-m", *SIMULATED, *SHORT, "+engine.options.token_ms=0,2", "hydra.sweep.dir=sweep")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1].endswith("sweep/comparison.html")
+    assert all({path.name for path in (tmp_path / "sweep" / job).iterdir()} >= FILES for job in "01")
+
+
+@pytest.mark.slow
+def test_a_sweep_goes_on_after_a_job_that_failed(tmp_path):
+    code, out, err = run(
+        tmp_path, "-m", *SIMULATED, "workload.blocks=1", "workload.max_new_tokens=0,2", "hydra.sweep.dir=sweep"
+    )
+    assert code == 4
+    assert len(err.splitlines()) == 1
+    assert "workload.max_new_tokens must be at least 1" in err
+    assert manifest_of(tmp_path / "sweep" / "1")["status"] == "complete"
+    assert out.splitlines()[-1].endswith("sweep/comparison.html")
+
+
+@pytest.mark.slow
+def test_without_a_report_the_metrics_are_there(tmp_path):
+    code, out, err = run(tmp_path, *SIMULATED, *SHORT, "report=none", "hydra.run.dir=run")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1].endswith("run/metrics.json")
+    assert not (tmp_path / "run" / "report.html").exists()
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_had_finished_and_leaves_no_process(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    process = start(
+        tmp_path, *SIMULATED, *SHORT, "hydra.run.dir=run", "engine._target_=stalled.StalledEngine",
+        "+engine.options.stall_on=b01-r01", f"+engine.options.pipe={pipe}", start_new_session=True,
+    )  # fmt: skip
+    assert select.select([reading], [], [], 60) == ([reading], [], [])
+    os.close(reading)
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert family
+    process.send_signal(signal.SIGINT)
+    with contextlib.closing(process.stdout), contextlib.closing(process.stderr):
+        try:
+            _, err = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert len(err.splitlines()) == 1
+    assert "Interrupted" in err
+    assert not any(each.is_running() for each in family)
+    rows = pd.read_parquet(tmp_path / "run" / "requests.parquet")
+    assert list(rows[rows.phase == "measure"].request_id) == ["b00-r00", "b00-r01", "b00-r02", "b01-r00"]
+    assert len(pd.read_parquet(tmp_path / "run" / "tokens.parquet")) >= 16
+    assert manifest_of(tmp_path / "run")["status"] == "interrupted"
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_up_is_one_sentence_and_keeps_the_last_rows(tmp_path):
+    writer = RunWriter(tmp_path, "empty", "0" * 64)
+    writer.flush()
+    limit = max(path.stat().st_size for path in tmp_path.glob("*.parquet")) + 4096
+
+    def fill() -> None:  # the nearest to a full disk that needs no root
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    code, _, err = run(
+        tmp_path, *SIMULATED, "+engine.options.token_ms=0.2", "workload.max_new_tokens=64", "hydra.run.dir=run",
+        preexec_fn=fill,
+    )  # fmt: skip
+    assert code == 1
+    assert len(err.splitlines()) == 1
+    assert "could not be written" in err
+    assert "hydra.run.dir=DIR" in err
+    assert set(pd.read_parquet(tmp_path / "run" / "requests.parquet").status) == {"ok"}
+
+
+@pytest.mark.slow
+def test_an_unknown_option_is_one_line_on_stderr(tmp_path):
+    code, out, err = run(tmp_path, "workload=nonsense")
+    assert (code, out) == (4, "")
+    assert len(err.splitlines()) == 1
+    assert "nonsense" in err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["engine=nonsense"], "nonsense"),
+        (["workload.max_new_token=4"], "max_new_token"),
+        (["workload.max_new_tokens=few"], "workload.max_new_tokens"),
+        (["dtype=nonsense"], "nonsense"),
+        (["dtype.name=nonsense"], "choose one of fp32, tf32, bf16, fp16"),
+        (["model=local", "model.path=missing"], "missing"),
+        (["model=local"], "model.path"),
+        (["model=tiny_shape", "devices=99"], "devices=99"),
+        (["model=tiny_shape", "devices=cuda:77"], "cuda:77"),
+        (["model=tiny_shape", "devices=0"], "devices=0"),
+        (["workload.max_new_tokens=0"], "workload.max_new_tokens must be at least 1, got 0"),
+        (["workload.max_new_tokens=-3"], "workload.max_new_tokens must be at least 1, got -3"),
+        (
+            ["model=tiny_shape", "workload=prefill_longcontext", "workload.prompt_tokens=4000"],
+            "longer than the context",
+        ),
+        (["model=tiny_shape", "model.layers=3"], "layers"),
+        (["a prompt with spaces"], "a prompt with spaces"),
+        (["hydra.run.dir=/proc/nowhere"], "/proc/nowhere"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_usage_is_one_sentence_and_exit_4(command, overrides, said):
+    code, _, err = command(*overrides)
+    assert code == 4
+    assert len(err.splitlines()) == 1
+    assert err.startswith("skote-eval: ")
+    assert said in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.skipif(psutil.virtual_memory().total > 60e9, reason="the model fits into this machine's memory")
+def test_a_model_that_does_not_fit_is_one_sentence(command):
+    code, _, err = command("model=llama31_8b_shape", "devices=cpu")
+    assert code == 4
+    assert len(err.splitlines()) == 1
+    assert "does not fit" in err
+    assert "model.layers=N" in err

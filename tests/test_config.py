@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.errors import ConfigCompositionException
+from omegaconf import OmegaConf
+
+from skote.config import CONF_DIR, RunConfig, register_schema, to_settings
+from skote.eval.workload import check_config
+from skote.flags import flags_for
+from skote.types import Engine, UsageError
+
+OPTIONS = {
+    "model": ["llama31_8b_shape", "llama32_1b_shape", "local", "smollm2_135m", "tiny_shape"],
+    "dtype": ["bf16", "fp16", "fp32", "tf32"],
+    "engine": ["baseline", "simulated", "skotergy"],
+    "compare": ["baseline", "none", "simulated", "skotergy"],
+    "workload": ["burst16x64", "chat", "concurrency", "decode_256", "mixed_burst", "prefill_longcontext"],
+    "router": ["length_aware", "round_robin", "shortest_queue"],
+    "measure": ["default"],
+    "report": ["html", "none"],
+}
+ALL = [(group, option) for group, options in OPTIONS.items() for option in options]
+
+
+def settings_of(*overrides: str) -> RunConfig:
+    register_schema()
+    with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+        return to_settings(compose("config", list(overrides)))
+
+
+def test_the_files_are_those_of_the_checkout() -> None:
+    assert Path(__file__).parent.parent / "conf" == CONF_DIR
+
+
+def test_every_option_is_listed_here() -> None:
+    groups = {folder.name for folder in CONF_DIR.iterdir() if folder.is_dir()} - {"hydra"}
+    assert {group: sorted(path.stem for path in (CONF_DIR / group).glob("*.yaml")) for group in groups} == OPTIONS
+
+
+def test_the_defaults_are_the_main_job() -> None:
+    settings = settings_of()
+    assert (settings.model.name, settings.dtype.name) == ("SmolLM2-135M-Instruct", "fp32")
+    assert (settings.engine.name, settings.compare.name) == ("skotergy", "baseline")
+    assert (settings.workload.blocks, settings.workload.requests_per_block, settings.workload.max_new_tokens) == (
+        6, 12, 16,
+    )  # fmt: skip
+    assert settings.devices == 1
+    assert settings.report.render
+
+
+@pytest.mark.parametrize(("group", "option"), ALL)
+def test_every_option_composes(group: str, option: str) -> None:
+    settings = settings_of(f"{group}={option}")
+    check_config(settings.workload)
+    flags_for(settings.dtype.name)
+
+
+@pytest.mark.parametrize("option", OPTIONS["engine"])
+def test_an_engine_is_a_class_that_takes_its_options(option: str) -> None:
+    config = settings_of(f"engine={option}").engine
+    engine = pkgutil.resolve_name(config._target_)
+    common = ("local_dir", "device", "dtype", "threads", "random_seed", "layers", "pad_id", "max_model_len")
+    inspect.signature(engine).bind(**dict.fromkeys(common) | config.options)
+    assert {name for name in vars(Engine) if not name.startswith("_")} <= set(dir(engine))
+    assert config.name == option
+
+
+@pytest.mark.parametrize("option", OPTIONS["engine"])
+def test_compare_holds_the_same_engines(option: str) -> None:
+    settings = settings_of(f"engine={option}", f"compare={option}")
+    assert settings.compare == settings.engine
+
+
+def test_compare_none_is_no_arm() -> None:
+    assert settings_of("compare=none").compare.name == ""
+
+
+def test_workload_files_state_every_option() -> None:
+    expected = {key for key in vars(settings_of().workload) if key != "prompts"}
+    for option in OPTIONS["workload"]:
+        stated = OmegaConf.load(CONF_DIR / "workload" / f"{option}.yaml")
+        assert set(stated) >= expected
+
+
+def test_options_of_an_arm_can_be_overridden_and_added() -> None:
+    settings = settings_of("engine.options.compile=false", "+engine.options.own=3", "compare.options.attention=eager")
+    assert settings.engine.options == {"max_model_len": None, "compile": False, "own": 3}
+    assert settings.compare.options == {"attention": "eager"}
+
+
+def test_an_engine_of_ones_own_needs_a_target_alone() -> None:
+    config = settings_of("engine._target_=mine.Engine").engine
+    assert config._target_ == "mine.Engine"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("2", 2), ("all", "all"), ("cpu", "cpu"), ("cuda:1", "cuda:1"), ("[cuda:0,cuda:2]", ["cuda:0", "cuda:2"])],
+)
+def test_devices_may_be_a_number_a_name_or_a_list(text: str, value: object) -> None:
+    assert settings_of(f"devices={text}").devices == value
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "engin=skotergy",
+        "engine=nonsense",
+        "model.pth=DIR",
+        "workload.max_new_token=4",
+        "workload.max_new_tokens=few",
+        "workload.blocks=2.5",
+        "measure.parity=perhaps",
+        "seed=null",
+    ],
+)
+def test_unknown_keys_and_wrong_types_are_refused(override: str) -> None:
+    with pytest.raises(ConfigCompositionException):
+        settings_of(override)
+
+
+def test_a_local_model_is_a_path_alone() -> None:
+    model = settings_of("model=local", "model.path=models/mine").model
+    assert (model.path, model.package, model.hub_id, model.shape) == ("models/mine", None, None, None)
+
+
+@pytest.mark.parametrize("override", ["+nonsense=1", "+model.nonsense=2", "+workload.nonsense.deep=3"])
+def test_added_keys_that_nobody_reads_are_refused(override: str) -> None:
+    key = override.lstrip("+").split("=")[0].removesuffix(".deep")
+
+    with pytest.raises(UsageError, match=f"no option {key}"):
+        settings_of(override)
