@@ -148,7 +148,7 @@ class Completion:
     error: str | None = None
     replica: int = 0
     device: str = "cpu"
-    cached_tokens: int = 0
+    cached_tokens: int | None = None  # None: the engine does not count them
 
 
 Emit = Callable[[int, Sequence[int]], None]

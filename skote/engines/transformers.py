@@ -20,7 +20,7 @@ from skote.flags import TORCH_DTYPES, flags_record
 from skote.model.checkpoint import fingerprint, load_tensors
 from skote.model.llama import load_spec
 from skote.model.spec import read_config
-from skote.types import CheckpointError, Emit, FinishReason, Request
+from skote.types import CheckpointError, Emit, EngineError, FinishReason, Request
 
 
 class TransformersEngine:
@@ -221,7 +221,10 @@ class _Streamer(BaseStreamer):
         pass
 
     def reasons(self) -> list[FinishReason]:
-        return [reason or "stop" for reason in self._reasons]
+        ended = [reason for reason in self._reasons if reason is not None]
+        if len(ended) < len(self._reasons):
+            raise EngineError(f"Transformers stopped before {len(self._reasons) - len(ended)} row(s) had ended.")
+        return ended
 
 
 class _Forced(LogitsProcessor):

@@ -52,6 +52,8 @@ def git_state(directory: Path) -> dict[str, Any] | None:
     if tracked is None or commit is None:
         return None
     difference = _git(directory, "diff", "HEAD", "--binary") or ""
+    for name in sorted((_git(directory, "ls-files", "--others", "--exclude-standard") or "").splitlines()):
+        difference += f"\nuntracked {name}\n" + (directory / name).read_text(encoding="utf-8", errors="replace")
     return {
         "commit": commit.strip(),
         "dirty": bool(difference),

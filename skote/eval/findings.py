@@ -5,6 +5,7 @@ A finding of severity "invalid" makes the run invalid (exit 2), whatever its spe
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -37,6 +38,8 @@ def find(measured: Measured, manifest: dict[str, Any]) -> list[Finding]:
         *_arms(measured, manifest),
         *_parity(measured, manifest),
         *_weights(measured, manifest),
+        *_flags(manifest),
+        *_stamps(measured),
         *_counts(measured, manifest),
         *_early_end(measured, manifest),
         *_parity_outputs(measured, manifest),
@@ -46,6 +49,7 @@ def find(measured: Measured, manifest: dict[str, Any]) -> list[Finding]:
         *_samples(measured),
         *_blocks(measured, manifest),
         *_noise(manifest),
+        *_harness(manifest),
         *_slow_paths(manifest),
     ]
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
@@ -78,7 +82,7 @@ def _parity(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
 def _weights(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
     if len(measured.arms) < 2:
         return
-    replicas = [(arm, replica) for arm in measured.arms for replica in manifest["arms"][arm]["replicas"]]
+    replicas = [(arm, replica) for arm in measured.arms for replica in _replicas(manifest, arm)]
     prints = {
         arm: {replica["info"].get("weights_fingerprint") for a, replica in replicas if a == arm} for arm, _ in replicas
     }
@@ -100,6 +104,52 @@ def _weights(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
             None,
             "Not every replica reported a fingerprint of its weights, so equal weights are assumed, not checked.",
         )
+
+
+def _flags(manifest: dict[str, Any]) -> Iterator[Finding]:
+    seen = {
+        json.dumps(replica["info"]["flags"], sort_keys=True)
+        for content in manifest["arms"].values()
+        for replica in content["replicas"]
+        if "flags" in replica["info"]
+    }
+    if len(seen) > 1:
+        yield Finding(
+            "invalid",
+            "flags_differ",
+            len(seen),
+            1,
+            f"The replicas did not run with the same numeric flags and threads: {' and '.join(sorted(seen))}.",
+        )
+
+
+def _stamps(measured: Measured) -> Iterator[Finding]:
+    ok = measured.requests[measured.requests["status"] == "ok"]
+    order = ["scheduled_ns", "dispatched_ns", "admitted_ns", "first_token_ns", "last_token_ns", "end_ns"]
+    wrong = ok[(ok[order].diff(axis=1).iloc[:, 1:] < 0).any(axis=1)]
+    if len(wrong):
+        row = wrong.iloc[0]
+        yield Finding(
+            "invalid",
+            "stamps_out_of_order",
+            len(wrong),
+            0,
+            f"{_requests(len(wrong))} have stamps that do not follow each other, first {row['request_id']} in block "
+            f"{row['block']} ({row['arm']}).",
+        )
+
+
+def _harness(manifest: dict[str, Any]) -> Iterator[Finding]:
+    harness = manifest["harness"]
+    for key, limit, unit in (("us_per_token", 50.0, "us a token"), ("ms_per_request", 1.0, "ms a request")):
+        if harness is not None and harness[key] > limit:
+            yield Finding(
+                "warning",
+                "harness_overhead",
+                round(harness[key], 4),
+                limit,
+                f"The harness itself adds {harness[key]:.3g} {unit} on this machine, more than {limit:g}.",
+            )
 
 
 def _counts(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
@@ -138,7 +188,17 @@ def _early_end(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding
 
 
 def _parity_outputs(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
-    if manifest["parity"] is None or not manifest["workload"]["greedy"]:
+    if manifest["parity"] is None:
+        return
+    if not manifest["workload"]["greedy"]:
+        yield Finding(
+            "warning",
+            "sampled_outputs",
+            None,
+            None,
+            "The workload samples, so that timed outputs cannot be checked token by token: parity was checked "
+            "greedily, on other prompts.",
+        )
         return
     ok = measured.requests[measured.requests["status"] == "ok"]
     for arm in measured.arms:
@@ -152,18 +212,17 @@ def _parity_outputs(measured: Measured, manifest: dict[str, Any]) -> Iterator[Fi
                 "output_differs_from_parity",
                 len(differ),
                 0,
-                f"{_requests(len(differ))} of the {arm} arm gave other tokens when timed than when parity was checked, "
-                f"first {row['request_id']} in block {row['block']}: what was timed is not what was checked.",
+                f"{_requests(len(differ))} of the {arm} arm have other tokens than the output that was checked, first "
+                f"{row['request_id']} in block {row['block']}: what was timed is not what was checked.",
             )
-        # In fp32 the timed outputs of the arms are compared with each other, which checks the rest.
-        if expected.isna().any() and manifest["dtype"] != "fp32":
+        if expected.isna().any():
             unchecked = int(expected.isna().sum())
             yield Finding(
                 "warning",
                 "output_unchecked",
                 unchecked,
                 0,
-                f"{_requests(unchecked)} of the {arm} arm were timed without an output to check them against.",
+                f"The output of {_requests(unchecked)} of the {arm} arm was not checked.",
             )
 
 
@@ -253,19 +312,20 @@ def _blocks(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
 
 def _noise(manifest: dict[str, Any]) -> Iterator[Finding]:
     timed = [entry for entry in manifest["passes"] if entry["phase"] == "measure"]
-    for key, code, what in (
-        ("foreign_cpu_share", "foreign_cpu", "other processes took"),
-        ("steal_share", "steal", "the hypervisor took"),
+    for severity, key, code, what in (
+        ("warning", "foreign_cpu_share", "foreign_cpu", "Machine noise: other processes took"),
+        ("warning", "steal_share", "steal", "Machine noise: the hypervisor took"),
+        ("invalid", "idle_arm_share", "idle_arm_busy", "The arm that should have been idle took"),
     ):
-        noisy = [entry for entry in timed if (entry[key] or 0.0) > CPU_SHARE_LIMIT]
+        noisy = [entry for entry in timed if (entry.get(key) or 0.0) > CPU_SHARE_LIMIT]
         if noisy:
             worst = max(noisy, key=lambda entry: float(entry[key]))
             yield Finding(
-                "warning",
+                cast("Severity", severity),
                 code,
                 round(float(worst[key]), 4),
                 CPU_SHARE_LIMIT,
-                f"Machine noise: {what} more than {CPU_SHARE_LIMIT:.0%} of the CPU in {len(noisy)} of {len(timed)} "
+                f"{what} more than {CPU_SHARE_LIMIT:.0%} of the CPU in {len(noisy)} of {len(timed)} "
                 f"passes, at most {worst[key]:.0%} ({worst['arm']}, block {worst['block']}).",
             )
 
@@ -275,6 +335,11 @@ def _slow_paths(manifest: dict[str, Any]) -> Iterator[Finding]:
         notes = [note for replica in content["replicas"] for note in replica["info"].get("notes", [])]
         for note in dict.fromkeys(notes):
             yield Finding("warning", "slow_path", arm, None, f"A slow path ran in the {arm} arm: {note}")
+
+
+def _replicas(manifest: dict[str, Any], arm: str) -> list[dict[str, Any]]:
+    """What the replicas of `arm` said of themselves; nothing where the run ended before they were asked."""
+    return cast("list[dict[str, Any]]", manifest["arms"].get(arm, {}).get("replicas", []))
 
 
 def _both_arms(measured: Measured) -> pd.DataFrame:

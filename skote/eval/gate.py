@@ -1,29 +1,37 @@
-"""The parity gate: asks the arms for their outputs and logits, and lets `parity` judge them. Comes before timing.
+"""The parity gate: asks the arms for outputs and logits, and lets `parity` judge them.
 
-In fp32 the gate runs the first block's requests; the timed rows of the two arms are then compared with each other, all
-of them (`settle`). In other dtypes tokens may differ, so the gate runs every request and scores each one.
+Before timing it runs held-out requests, which no measured one repeats, so that an engine learns nothing from the gate.
+After timing it judges the timed outputs themselves, all of them. In fp32 the two arms' tokens must be equal. In other
+dtypes tokens may differ: the baseline's are forced through both arms and an fp32 reference, one by one, and each arm's
+own output must be what its own logits choose.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from skote.eval.arms import Arm
+from skote.eval.measure import Arm as ArmName
 from skote.eval.measure import run_pass
 from skote.eval.parity import (
+    NEAR_TIE_LOGITS,
     Divergence,
     ForcedErrors,
     Ids,
     find_divergences,
     forced_errors,
     forced_parity,
+    token_gaps,
     token_parity,
-    top_two_margin,
 )
 from skote.eval.record import ids_sha256
 from skote.runtime.replica import Replica
 from skote.types import Completion, EngineError, Request, Sampling
+
+Outputs = Mapping[ArmName, Mapping[str, Ids]]
+Reference = Callable[[], AbstractContextManager[Replica]]
 
 
 def greedy(request: Request) -> Request:
@@ -32,76 +40,88 @@ def greedy(request: Request) -> Request:
 
 
 class ParityGate:
-    """Compares candidate and baseline on greedy forms of `requests`, which both arms have."""
+    """Compares candidate and baseline; remembers what it has compared.
 
-    def __init__(self, candidate: Arm, baseline: Arm, requests: Sequence[Request]) -> None:
-        self._candidate, self._baseline = candidate, baseline
-        self._requests = {request.request_id: greedy(request) for request in requests}
-        self._checked: list[Request] = []
+    Args:
+        candidate, baseline: the started arms.
+        reference: starts an fp32 replica for a while; None in fp32, where tokens must be equal.
+        eos_ids: what may end a text early.
+        seed: of the bootstrap.
+    """
+
+    def __init__(
+        self, candidate: Arm, baseline: Arm, *, reference: Reference | None, eos_ids: Sequence[int], seed: int
+    ) -> None:
+        self._arms: dict[ArmName, Arm] = {"candidate": candidate, "baseline": baseline}
+        self._reference, self._eos_ids, self._seed = reference, frozenset(eos_ids), seed
+        self._requests: dict[str, Request] = {}
+        self._outputs: dict[ArmName, dict[str, Ids]] = {"candidate": {}, "baseline": {}}
         self._divergences: list[Divergence] = []
-        self._outputs: dict[str, dict[str, Ids]] = {}
+        self._errors: list[ForcedErrors] = []
+        self._inconsistent: list[str] = []
 
-    def compare_tokens(self, request_ids: Sequence[str]) -> dict[str, Any]:
-        """The fp32 gate over these requests: the manifest's parity entry.
-
-        Raises:
-            EngineError: an arm failed on a request.
-        """
-        self._generate(request_ids)
-        self._divergences = find_divergences(self._outputs["candidate"], self._outputs["baseline"], self._margin)
-        return token_parity(len(self._checked), self._divergences) | self._hashes()
-
-    def settle(self, candidate: dict[str, Ids], baseline: dict[str, Ids]) -> dict[str, Any]:
-        """The fp32 entry again, with the timed outputs of both arms for all greedy requests in the comparison."""
-        known = {divergence.request_id for divergence in self._divergences}
-        merged = self._divergences + [
-            divergence
-            for divergence in find_divergences(candidate, baseline, self._margin)
-            if divergence.request_id not in known
-        ]
-        compared = set(self._outputs["baseline"]) | set(baseline)
-        return token_parity(len(compared), merged) | self._hashes()
-
-    def compare_forced(self, reference: Replica, seed: int) -> dict[str, Any]:
-        """The gate for rounded dtypes over every request: the manifest's parity entry.
-
-        Each arm, and the fp32 `reference`, is fed the baseline's own greedy tokens one by one.
+    def probe(self, requests: Sequence[Request]) -> dict[str, Any]:
+        """Run `requests`, greedily, through both arms: the manifest's parity entry so far.
 
         Raises:
             EngineError: an arm or the reference failed on a request.
         """
-        self._generate(list(self._requests))
-        errors: list[ForcedErrors] = []
-        for request in self._checked:
-            forced = self._outputs["baseline"][request.request_id]
-            # One after another: arms that compute at the same time would take each other's cores.
-            logits = [
-                replica.call("score", request, forced).result()
-                for replica in (self._candidate.replicas[0], self._baseline.replicas[0], reference)
-            ]
-            errors.append(forced_errors(logits[0], logits[1], logits[2], forced))
-        equal = sum(self._outputs["candidate"][key] == ids for key, ids in self._outputs["baseline"].items())
-        return forced_parity(errors, equal, seed) | self._hashes()
+        asked = [greedy(request) for request in requests]
+        return self._judge(asked, {name: _outputs(arm, asked) for name, arm in self._arms.items()})
 
-    def _generate(self, request_ids: Sequence[str]) -> None:
-        self._checked = [self._requests[request_id] for request_id in request_ids]
-        self._outputs = {arm.name: _outputs(arm, self._checked) for arm in (self._candidate, self._baseline)}
+    def settle(self, requests: Sequence[Request], timed: Outputs) -> dict[str, Any]:
+        """Judge the `timed` outputs of greedy `requests`, of those that both arms finished: the whole entry.
 
-    def _margin(self, request_id: str, position: int) -> float:
-        request = self._requests[request_id]
-        forced = self._baseline_output(request, position + 1)
-        logits = self._baseline.replicas[0].call("score", request, forced).result()
-        return top_two_margin(logits[position])
+        Raises:
+            EngineError: an arm or the reference failed on a request.
+        """
+        return self._judge(requests, timed)
 
-    def _baseline_output(self, request: Request, tokens: int) -> Ids:
-        known = self._outputs["baseline"].get(request.request_id)
-        return (known or _outputs(self._baseline, [request])[request.request_id])[:tokens]
+    def _judge(self, requests: Sequence[Request], outputs: Outputs) -> dict[str, Any]:
+        both = [each for each in requests if all(each.request_id in outputs[name] for name in self._arms)]
+        self._requests |= {request.request_id: request for request in both}
+        for name in self._arms:
+            self._outputs[name] |= {request.request_id: outputs[name][request.request_id] for request in both}
+        if self._reference is None:
+            return self._judge_tokens(both) | self._hashes()
+        with self._reference() as reference:
+            for request in both:
+                self._judge_forced(request, reference)
+        candidate, baseline = self._outputs["candidate"], self._outputs["baseline"]
+        equal = sum(candidate[request_id] == ids for request_id, ids in baseline.items())
+        return forced_parity(self._errors, equal, self._inconsistent, self._seed) | self._hashes()
+
+    def _judge_tokens(self, requests: Sequence[Request]) -> dict[str, Any]:
+        candidate, baseline = (
+            {request.request_id: self._outputs[name][request.request_id] for request in requests} for name in self._arms
+        )
+        self._divergences += find_divergences(candidate, baseline, self._baseline_gaps)
+        return token_parity(len(self._requests), self._divergences)
+
+    def _baseline_gaps(self, request_id: str, ids: Ids) -> Sequence[float]:
+        return list(token_gaps(self._score("baseline", self._requests[request_id], ids), ids))
+
+    def _judge_forced(self, request: Request, reference: Replica) -> None:
+        forced = self._outputs["baseline"][request.request_id]
+        # One after another: arms that compute at the same time would take each other's cores.
+        logits = {name: self._score(name, request, forced) for name in self._arms}
+        truth = reference.call("score", request, forced).result()
+        self._errors.append(forced_errors(logits["candidate"], logits["baseline"], truth, forced))
+        for name in self._arms:
+            own = self._outputs[name][request.request_id]
+            chosen_from = logits[name] if own == forced else self._score(name, request, own)
+            ended = len(own) == request.max_new_tokens or own[-1] in self._eos_ids
+            if not ended or token_gaps(chosen_from, own).max() >= NEAR_TIE_LOGITS:
+                self._inconsistent.append(f"{name} {request.request_id}")
+
+    def _score(self, name: ArmName, request: Request, ids: Ids) -> Any:  # noqa: ANN401 (logits, see Engine.score)
+        return self._arms[name].replicas[0].call("score", request, ids).result()
 
     def _hashes(self) -> dict[str, Any]:
         return {
             "outputs": {
-                arm: {request_id: ids_sha256(ids) for request_id, ids in outputs.items()}
-                for arm, outputs in self._outputs.items()
+                name: {request_id: ids_sha256(ids) for request_id, ids in outputs.items()}
+                for name, outputs in self._outputs.items()
             }
         }
 

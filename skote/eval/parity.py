@@ -6,14 +6,14 @@ Pure functions over token ids and logits. They see nothing of the engines, so th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 NEAR_TIE_LOGITS = 1e-3
-"""Below this gap between the two best logits, fp32 rounding alone may choose."""
+"""A choice that trails the best by less than this many logits may be fp32 rounding."""
 RATIO_LIMIT = 1.05
 NEGLIGIBLE_NATS = 1e-6
 """Added to both errors of a ratio: errors this small are rounding of fp32 itself, and their ratio means nothing."""
@@ -25,42 +25,39 @@ Logits = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first position at which two greedy outputs differ, and how close the baseline's choice was there."""
+    """The first position at which two greedy outputs differ.
+
+    `gap` is by how many logits the candidate's tokens trail the baseline's best, at most, from there on, with the
+    candidate's own tokens fed to the baseline; None where an output merely ended early.
+    """
 
     request_id: str
     position: int
-    margin: float | None  # logits between the baseline's best and second best; None where an output merely ended early
+    gap: float | None
     candidate_token: int | None
     baseline_token: int | None
 
     @property
     def near_tie(self) -> bool:
-        """Whether rounding alone may explain it."""
-        return self.margin is not None and self.margin < NEAR_TIE_LOGITS
+        """Whether rounding alone may explain it, from the first differing token to the last."""
+        return self.gap is not None and self.gap < NEAR_TIE_LOGITS
 
     def record(self) -> dict[str, Any]:
         """As JSON."""
-        return {
-            "request_id": self.request_id,
-            "position": self.position,
-            "margin": self.margin,
-            "candidate_token": self.candidate_token,
-            "baseline_token": self.baseline_token,
-            "near_tie": self.near_tie,
-        }
+        return asdict(self) | {"near_tie": self.near_tie}
 
 
 def find_divergences(
-    candidate: Mapping[str, Ids], baseline: Mapping[str, Ids], margin: Callable[[str, int], float]
+    candidate: Mapping[str, Ids], baseline: Mapping[str, Ids], gaps: Callable[[str, Ids], Sequence[float]]
 ) -> list[Divergence]:
-    """Where the outputs of requests that both hold first differ.
+    """Where the outputs of requests that both arms finished first differ.
 
-    `margin(request_id, position)` is asked for the baseline's gap between its two best logits, for differing tokens.
+    `gaps(request_id, ids)` is asked for `token_gaps` of the candidate's ids under the baseline.
     """
     divergences = []
-    for request_id, expected in baseline.items():
-        got = candidate.get(request_id, ())
-        if got == expected:
+    for request_id in baseline:
+        expected, got = baseline[request_id], candidate.get(request_id)
+        if got is None or got == expected:
             continue
         shared = min(len(got), len(expected))
         position = next((index for index in range(shared) if got[index] != expected[index]), shared)
@@ -69,7 +66,7 @@ def find_divergences(
             Divergence(
                 request_id=request_id,
                 position=position,
-                margin=margin(request_id, position) if inside else None,
+                gap=float(max(gaps(request_id, got)[position:])) if inside else None,
                 candidate_token=got[position] if position < len(got) else None,
                 baseline_token=expected[position] if position < len(expected) else None,
             )
@@ -77,10 +74,11 @@ def find_divergences(
     return divergences
 
 
-def top_two_margin(logits: Logits) -> float:
-    """The gap between the two largest of `logits` [vocab]."""
-    second, first = np.partition(logits, -2)[-2:]
-    return float(first - second)
+def token_gaps(logits: Logits, ids: Sequence[int]) -> NDArray[np.float64]:
+    """By how much each of `ids` trails the best of its row of `logits` [len(ids), vocab]; NaN counts as infinitely."""
+    chosen = logits[np.arange(len(ids)), np.asarray(ids)].astype(np.float64)
+    gaps: NDArray[np.float64] = np.nan_to_num(logits.max(-1).astype(np.float64) - chosen, nan=np.inf)
+    return gaps
 
 
 def token_parity(compared: int, divergences: Sequence[Divergence]) -> dict[str, Any]:
@@ -90,7 +88,7 @@ def token_parity(compared: int, divergences: Sequence[Divergence]) -> dict[str, 
     sentence = f"Greedy tokens are equal on {equal} of {compared} requests."
     if failures:
         first = failures[0]
-        gap = "" if first.margin is None else f", where the baseline's best token leads by {first.margin:.4g} logits"
+        gap = "" if first.gap is None else f", where the candidate's choice trails the best by {first.gap:.4g} logits"
         sentence += f" First real difference: request {first.request_id}, token {first.position}{gap}."
     elif divergences:
         sentence += f" The others part at near ties (below {NEAR_TIE_LOGITS:g} logits)."
@@ -125,7 +123,7 @@ def forced_errors(candidate: Logits, baseline: Logits, reference: Logits, forced
     """Errors in nats, summed over positions, of logits `[positions, vocab]` each.
 
     The KL error is KL(reference || arm); the NLL error is the distance between the forced token's NLL under the arm and
-    under the reference.
+    under the reference. Logits that are not finite give errors that are not.
     """
     truth, got, base = (_log_softmax(logits) for logits in (reference, candidate, baseline))
     weights = np.exp(truth)
@@ -145,21 +143,38 @@ def forced_errors(candidate: Logits, baseline: Logits, reference: Logits, forced
     )
 
 
-def forced_parity(errors: Sequence[ForcedErrors], equal: int, seed: int) -> dict[str, Any]:
+def forced_parity(errors: Sequence[ForcedErrors], equal: int, inconsistent: Sequence[str], seed: int) -> dict[str, Any]:
     """The manifest's parity entry for bf16, fp16 and tf32.
 
-    Passed where the candidate's KL and NLL errors are no worse than the baseline's own: the upper 95 % bound of each
-    ratio, by a bootstrap over requests, is at most 1.05. `equal` is how many free-running greedy outputs were the same.
+    Passed where the candidate's KL and NLL errors are no worse than the baseline's own (the upper 95 % bound of each
+    ratio, by a bootstrap over requests, is at most 1.05), and where every output is what its own arm's logits choose.
+
+    Args:
+        errors: one a request, at least one.
+        equal: requests whose greedy outputs are the same in both arms.
+        inconsistent: "arm request_id" of each output that its own arm's logits do not choose.
+        seed: of the bootstrap.
     """
     kl = _ratio([error.candidate_kl for error in errors], [error.baseline_kl for error in errors], errors, seed)
     nll = _ratio([error.candidate_nll for error in errors], [error.baseline_nll for error in errors], errors, seed)
     agreement = sum(error.agreeing for error in errors) / sum(error.positions for error in errors)
-    passed = kl["upper"] <= RATIO_LIMIT and nll["upper"] <= RATIO_LIMIT
-    unproven = not passed and kl["value"] <= RATIO_LIMIT and nll["value"] <= RATIO_LIMIT
-    remedy = " It may well be no worse, but these are too few tokens to show it: give more." if unproven else ""
+    finite = kl["value"] is not None and nll["value"] is not None
+    close = finite and kl["upper"] <= RATIO_LIMIT and nll["upper"] <= RATIO_LIMIT
+    if finite:
+        sentence = (
+            f"Against the fp32 reference the candidate's error is {kl['value']:.3f} (KL) and {nll['value']:.3f} (NLL) "
+            f"of the baseline's own, upper bounds {kl['upper']:.3f} and {nll['upper']:.3f}, limit {RATIO_LIMIT}; the "
+            f"arms choose the same token at {agreement:.1%} of the positions."
+        )
+        if not close and kl["value"] <= RATIO_LIMIT and nll["value"] <= RATIO_LIMIT:
+            sentence += " It may well be no worse, but these are too few tokens to show it: give more."
+    else:
+        sentence = "Some logits are not finite (NaN or infinity), so that there is no error to compare."
+    if inconsistent:
+        sentence += f" {len(inconsistent)} output(s) are not what the arm's own logits choose, first {inconsistent[0]}."
     return {
         "mode": "teacher_forced",
-        "passed": passed,
+        "passed": close and not inconsistent,
         "compared": len(errors),
         "equal": equal,
         "agreement": agreement,
@@ -168,17 +183,17 @@ def forced_parity(errors: Sequence[ForcedErrors], equal: int, seed: int) -> dict
         "kl_ratio": kl,
         "nll_ratio": nll,
         "limit": RATIO_LIMIT,
-        "sentence": f"Against the fp32 reference the candidate's error is {kl['value']:.3f} (KL) and "
-        f"{nll['value']:.3f} (NLL) of the baseline's own, upper bounds {kl['upper']:.3f} and {nll['upper']:.3f}, "
-        f"limit {RATIO_LIMIT}; the arms choose the same token at {agreement:.1%} of the positions.{remedy}",
+        "sentence": sentence,
     }
 
 
 def _ratio(
     candidate: Sequence[float], baseline: Sequence[float], errors: Sequence[ForcedErrors], seed: int
-) -> dict[str, float]:
+) -> dict[str, Any]:
     floor = NEGLIGIBLE_NATS * np.array([error.positions for error in errors])
     above, below = np.asarray(candidate) + floor, np.asarray(baseline) + floor
+    if not (np.isfinite(above).all() and np.isfinite(below).all()):
+        return {"value": None, "upper": None}
     draws = np.random.default_rng(seed).integers(0, len(errors), (_RESAMPLES, len(errors)))
     ratios = above[draws].sum(1) / below[draws].sum(1)
     return {"value": float(above.sum() / below.sum()), "upper": float(np.percentile(ratios, 95))}
@@ -186,6 +201,7 @@ def _ratio(
 
 def _log_softmax(logits: Logits) -> NDArray[np.float64]:
     wide = logits.astype(np.float64)
-    wide -= wide.max(-1, keepdims=True)
-    result: NDArray[np.float64] = wide - np.log(np.exp(wide).sum(-1, keepdims=True))
+    with np.errstate(invalid="ignore"):  # inf - inf is the NaN that the caller looks for
+        wide -= wide.max(-1, keepdims=True)
+        result: NDArray[np.float64] = wide - np.log(np.exp(wide).sum(-1, keepdims=True))
     return result

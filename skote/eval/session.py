@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import time
 import uuid
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,9 @@ from skote.model.source import ModelSource, converted_gguf, hub_snapshot, packag
 from skote.model.spec import DecoderSpec
 from skote.runtime.capacity import check_memory, describe_accelerators
 from skote.runtime.devices import resolve_devices
+from skote.runtime.replica import Replica
 from skote.runtime.text import TextCodec, load_tokenizer
-from skote.types import CheckpointError, Completion, ExitCode, UsageError
+from skote.types import CheckpointError, Completion, EngineError, ExitCode, RecordError, UsageError
 
 _SIMULATED = EngineConfig(name="simulated", _target_="skote.engines.simulated.SimulatedEngine")
 _REFERENCE = EngineConfig(name="reference", _target_="skote.engines.transformers.TransformersEngine")
@@ -62,7 +64,7 @@ class Plan:
         }
 
     def _all_requests(self) -> list[Any]:
-        return [*self.workload.requests, *self.workload.warmup]
+        return [*self.workload.requests, *self.workload.warmup, *self.workload.probe]
 
 
 def plan_run(settings: RunConfig, directory: Path, progress: RunProgress, *, compare: bool) -> Plan:
@@ -85,12 +87,22 @@ def plan_run(settings: RunConfig, directory: Path, progress: RunProgress, *, com
         progress.say(note)
     workload = build_workload(settings.workload, codec or HashCodec(spec.vocab), settings.seed)
     check_fits(workload, spec.max_positions)
+    fitting = [each for each in workload.probe if len(each.input_ids) + each.max_new_tokens <= spec.max_positions]
+    workload = replace(workload, probe=tuple(fitting))  # its prompts may be some tokens longer
     arms: dict[ArmName, EngineConfig] = {"candidate": settings.engine}
     if compare:
         arms["baseline"] = settings.compare
     plan = Plan(settings, source, spec, devices, workload, codec, arms)
     modelled = sum(config._target_ != _SIMULATED._target_ for config in arms.values())
-    check_memory(spec, settings.dtype.name, devices, arms=modelled, positions=plan.model_options["max_model_len"])
+    compared = len(arms) == 2 and settings.measure.parity and settings.dtype.name != "fp32"
+    check_memory(
+        spec,
+        settings.dtype.name,
+        devices,
+        arms=modelled,
+        positions=plan.model_options["max_model_len"],
+        reference=compared,
+    )
     return plan
 
 
@@ -126,12 +138,13 @@ class Session:
     command: str
     overrides: list[str]
     passes: list[dict[str, Any]] = field(default_factory=list)
-    outputs: dict[ArmName, dict[str, Ids]] = field(default_factory=dict)
+    outputs: dict[ArmName, dict[str, Ids]] = field(default_factory=lambda: {"candidate": {}, "baseline": {}})
     harness: dict[str, Any] | None = None
     parity: dict[str, Any] | None = None
     arms: dict[ArmName, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.arms |= {name: {"engine": config.name, "replicas": []} for name, config in self.plan.arms.items()}
         self.run_id = uuid.uuid4().hex
         self.started = datetime.now(UTC)
         self.clock = {"wall_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
@@ -151,13 +164,19 @@ class Session:
             with ExitStack() as stack:
                 self._measure(stack)
         except KeyboardInterrupt:
-            self._write("interrupted")
+            self._end("interrupted", None)
             raise
         except Exception as error:
-            self._write("failed", str(error))
+            self._end("failed", str(error))
             raise
         self._write("complete")
         return self.finish()
+
+    def _end(self, status: str, error: str | None) -> None:
+        """Record how a run broke off, and compute what its rows allow."""
+        with suppress(RecordError):  # what broke the run may keep its files from being written, too
+            self._write(status, error)
+            self.finish()
 
     def finish(self) -> ExitCode:
         """Compute metrics.json from the files, and the report where one is wanted; the run's exit code."""
@@ -178,16 +197,22 @@ class Session:
             self.progress.say(f"Warming up {arm.name} ({arm.engine})")
             self._add_warmup(arm, arm.warm_up(workload.warmup))
         gate = self._gate(arms)
+        if gate is not None:
+            self.progress.say("Comparing the arms' outputs on prompts of their own")
+            self._note_parity(gate.probe(workload.probe))
         plan = plan_passes(len(workload.blocks), settings.seed, _names(arms))
         self.progress.start(len(plan) * len(workload.blocks[0]))
         by_name = {arm.name: arm for arm in arms}
         # Before the passes as well as after them: an interrupted replica is busy and would not answer.
         self._describe(arms)
+        self._write("interrupted")
         for step in plan:
-            self._run_pass(by_name[step.arm], step)
+            idle = [replica.pid for arm in arms if arm.name != step.arm for replica in arm.replicas]
+            self._run_pass(by_name[step.arm], step, idle)
         self._describe(arms)
-        if gate is not None and settings.dtype.name == "fp32" and workload.greedy:
-            self.parity = gate.settle(self.outputs["candidate"], self.outputs["baseline"])
+        if gate is not None and workload.greedy:
+            self.progress.say("Comparing the timed outputs")
+            self._note_parity(gate.settle(workload.requests, self.outputs))
 
     def _describe(self, arms: list[Arm]) -> None:
         self.arms |= {arm.name: arm.describe() for arm in arms if all(each.alive for each in arm.replicas)}
@@ -233,34 +258,42 @@ class Session:
         for completion in completions:
             self.writer.add(key, completion.dispatched_ns, completion)
         self.writer.flush()
+        failed = next((completion for completion in completions if completion.status != "ok"), None)
+        if failed is not None:
+            raise EngineError(f"The {arm.name} ({arm.engine}) failed in warm-up: {failed.error}")
 
     def _gate(self, arms: list[Arm]) -> ParityGate | None:
-        settings, workload = self.plan.settings, self.plan.workload
+        settings = self.plan.settings
         if len(arms) < 2 or not settings.measure.parity:
             return None
-        self.progress.say("Comparing the arms' outputs")
-        gate = ParityGate(arms[0], arms[1], workload.requests)
-        if settings.dtype.name == "fp32":
-            self.parity = gate.compare_tokens([request.request_id for request in workload.blocks[0]])
-        else:
-            with ExitStack() as reference_stack:
-                reference = self._start(reference_stack, "baseline", _REFERENCE, "fp32")
-                self.parity = gate.compare_forced(reference.replicas[0], settings.seed)
-        self.progress.say(f"  {'passed' if self.parity['passed'] else 'FAILED'}: {self.parity['sentence']}")
-        return gate
+        return ParityGate(
+            arms[0],
+            arms[1],
+            reference=None if settings.dtype.name == "fp32" else self._fp32_reference,
+            eos_ids=self.plan.spec.eos_ids,
+            seed=settings.seed,
+        )
 
-    def _run_pass(self, arm: Arm, step: Pass) -> None:
+    @contextmanager
+    def _fp32_reference(self) -> Iterator[Replica]:
+        with ExitStack() as stack:
+            yield self._start(stack, "baseline", _REFERENCE, "fp32").replicas[0]
+
+    def _note_parity(self, parity: dict[str, Any]) -> None:
+        self.parity = parity
+        self.progress.say(f"  {'passed' if parity['passed'] else 'FAILED'}: {parity['sentence']}")
+
+    def _run_pass(self, arm: Arm, step: Pass, idle_pids: list[int]) -> None:
         workload = self.plan.workload
-        key = RowKey(arm.name, arm.engine, step.block, step.round, "measure")
+        ended: list[tuple[int, Completion]] = []
 
         def note(scheduled_ns: int, completion: Completion) -> None:
-            self.writer.add(key, scheduled_ns, completion)
-            self.outputs.setdefault(arm.name, {})[completion.request_id] = completion.output_ids
-            finished = completion.status == "ok"
-            latency = (completion.chunks[-1].t_ns - completion.dispatched_ns) / 1e6 if finished else None
-            self.progress.advance(arm.name, step.block, latency)
+            # The next request is running by now, on the same cores: rows are made after the pass.
+            ended.append((scheduled_ns, completion))
+            latency = (completion.chunks[-1].t_ns - completion.dispatched_ns) / 1e6 if completion.chunks else None
+            self.progress.advance(arm.name, step.block, latency if completion.status == "ok" else None)
 
-        meter, start_ns = CpuMeter(), time.monotonic_ns()
+        meter, start_ns = CpuMeter(idle_pids), time.monotonic_ns()
         try:
             run_pass(arm.dispatcher, workload.blocks[step.block], workload.load, workload.concurrency, note)
         finally:
@@ -275,6 +308,11 @@ class Session:
                     **asdict(meter.read()),
                 }
             )
+            key = RowKey(arm.name, arm.engine, step.block, step.round, "measure")
+            for scheduled_ns, completion in ended:
+                self.writer.add(key, scheduled_ns, completion)
+                if completion.status == "ok":
+                    self.outputs[arm.name][completion.request_id] = completion.output_ids
             self.writer.flush()
 
     def _write(self, status: str, error: str | None = None) -> None:

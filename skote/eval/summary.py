@@ -65,9 +65,10 @@ def _arm(measured: Measured, arm: str, manifest: dict[str, Any]) -> dict[str, An
             metrics[f"adj_{metric.name}"] = _distribution(adjusted, metric)
     metrics["tps_user"] = _per_user(metrics["tpot_ms"])
     windows = measured.passes[measured.passes["arm"] == arm]
-    replicas = manifest["arms"][arm]["replicas"]
+    known = manifest["arms"].get(arm, {"engine": str(rows["engine"].iloc[0]), "replicas": []})
+    replicas = known["replicas"]
     return {
-        "engine": manifest["arms"][arm]["engine"],
+        "engine": known["engine"],
         "requests": {"scheduled": len(rows), "ok": len(ok), "failed": failed},
         "tokens": {"input": int(ok["input_tokens"].sum()), "output": int(ok["output_tokens"].sum())},
         "blocks": int(rows["block"].nunique()),

@@ -9,7 +9,7 @@ import json
 import random
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, cast
 
 from skote.eval.prompts import load_prompts
@@ -96,8 +96,9 @@ class WorkloadConfig:
 class Workload:
     """The requests of a run. `sha256` covers ids, limits, sampling and schedule; the name is no part of it.
 
-    `concurrency` is the number of requests in flight: in a burst, a whole block. `warmup` holds requests at the
-    measured shapes, with other prompts (see `build_workload`).
+    `concurrency` is the number of requests in flight: in a burst, a whole block. `warmup` and `probe` hold requests
+    with other prompts than the measured ones, to warm up at the measured shapes, and to compare outputs before timing
+    (see `build_workload`).
     """
 
     name: str
@@ -108,6 +109,7 @@ class Workload:
     greedy: bool
     respect_eos: bool
     warmup: tuple[Request, ...]
+    probe: tuple[Request, ...]
     sha256: str
 
     @property
@@ -187,6 +189,9 @@ def build_workload(config: WorkloadConfig, codec: Codec, seed: int) -> Workload:
     are drawn at random and start with an id that no measured prompt starts with, so that no prefix is shared. It never
     stops early.
 
+    Probe: as many requests as a block has, made like the measured ones, of texts that start with "Check N.", so that
+    no measured prompt is seen before it is timed.
+
     Raises:
         UsageError: an option is out of range, the prompts cannot be read, or they do not make distinct requests.
         RequestError: a prompt has no tokens.
@@ -215,6 +220,7 @@ def build_workload(config: WorkloadConfig, codec: Codec, seed: int) -> Workload:
         greedy=config.temperature == 0.0,
         respect_eos=config.respect_eos,
         warmup=_warmup(tuple(itertools.chain.from_iterable(blocks)), codec.vocab_size, seed),
+        probe=_probe(config, texts, codec, seed),
         sha256=_fingerprint(blocks, load, concurrency),
     )
 
@@ -237,6 +243,27 @@ def check_fits(workload: Workload, max_positions: int) -> None:
                 f"Request {request.request_id} needs {length} prompt + {new} new tokens, and the model's context is "
                 f"{max_positions}: lower workload.max_new_tokens to {max_positions - length} or shorten the prompt."
             )
+
+
+def _probe(config: WorkloadConfig, texts: Sequence[str], codec: Codec, seed: int) -> Block:
+    rng = random.Random(f"{seed}/probe")  # noqa: S311
+    count = config.requests_per_block
+    if config.prompt_tokens is None:
+        chosen = [texts[index * len(texts) // count] for index in range(count)]
+        prompts = [codec.encode_chat(f"Check {number}. {text}") for number, text in enumerate(chosen, 1)]
+    else:
+        prompts = [
+            _document(f"Check {index + 1}.", length, texts, codec, rng)
+            for index, length in zip(
+                range(count), itertools.cycle(_lengths(config, config.prompt_tokens)), strict=False
+            )
+        ]
+    block = _block(config, 0, prompts, seed, rng)
+    return tuple(replace(request, request_id=f"p{index:02d}") for index, request in enumerate(block))
+
+
+def _lengths(config: WorkloadConfig, prompt_tokens: int) -> list[int]:
+    return [max(1, round(share * prompt_tokens)) for share in config.prompt_mix]
 
 
 def _count(config: WorkloadConfig) -> int:
@@ -269,19 +296,18 @@ def _deal(config: WorkloadConfig, prompts: list[tuple[int, ...]], rng: random.Ra
 def _documents(
     config: WorkloadConfig, prompt_tokens: int, sentences: Sequence[str], codec: Codec, rng: random.Random
 ) -> list[list[tuple[int, ...]]]:
-    lengths = [max(1, round(share * prompt_tokens)) for share in config.prompt_mix]
+    lengths = _lengths(config, prompt_tokens)
     numbers = itertools.count(1)
     return [
         [
-            _document(next(numbers), lengths[index % len(lengths)], sentences, codec, rng)
+            _document(f"Report {next(numbers)}.", lengths[index % len(lengths)], sentences, codec, rng)
             for index in range(config.requests_per_block)
         ]
         for _ in range(config.blocks)
     ]
 
 
-def _document(number: int, length: int, sentences: Sequence[str], codec: Codec, rng: random.Random) -> tuple[int, ...]:
-    text = f"Report {number}."
+def _document(text: str, length: int, sentences: Sequence[str], codec: Codec, rng: random.Random) -> tuple[int, ...]:
     ids = codec.encode(text)
     while len(ids) < length:
         text = " ".join([text, *rng.sample(sentences, len(sentences))])

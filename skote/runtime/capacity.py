@@ -15,8 +15,12 @@ from skote.types import CapacityError
 HEADROOM = 1.10  # activations, the interpreter, and the copy of one tensor that loading holds for a moment
 
 
-def check_memory(spec: DecoderSpec, dtype: str, devices: Sequence[str], *, arms: int, positions: int) -> None:
+def check_memory(
+    spec: DecoderSpec, dtype: str, devices: Sequence[str], *, arms: int, positions: int, reference: bool = False
+) -> None:
     """Check that weights and KV cache of `arms` arms, one replica of each on every device, fit side by side.
+
+    `reference` adds the fp32 weights that rounded dtypes are compared with, on the first device.
 
     Raises:
         CapacityError: they do not; the sentence says what is needed and what there is.
@@ -24,13 +28,15 @@ def check_memory(spec: DecoderSpec, dtype: str, devices: Sequence[str], *, arms:
     element: int = getattr(torch, TORCH_DTYPES[dtype]).itemsize
     replica = (spec.parameters + spec.kv_bytes_per_token(1) * positions) * element * HEADROOM
     for device, replicas in Counter(devices).items():
-        needed = replica * replicas * arms
+        beside = spec.parameters * 4 * HEADROOM if reference and device == devices[0] else 0.0
+        needed = replica * replicas * arms + beside
         there = available_bytes(device)
         if there is not None and needed > there:
+            third = ", an fp32 reference" if beside else ""
             raise CapacityError(
-                f"The model does not fit: {replicas * arms} x {replica / 1e9:.1f} GB ({dtype} weights and cache, "
-                f"{arms} arm(s), {replicas} replica(s)) on {device}, which has {there / 1e9:.1f} GB; use fewer "
-                "layers (model.layers=N), a smaller dtype, one arm (compare=none) or a larger device."
+                f"The model does not fit: {needed / 1e9:.1f} GB ({dtype} weights and cache of {arms} arm(s) with "
+                f"{replicas} replica(s){third}) on {device}, which has {there / 1e9:.1f} GB; use fewer layers "
+                "(model.layers=N), a smaller dtype, one arm (compare=none) or a larger device."
             )
 
 

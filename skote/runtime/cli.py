@@ -11,6 +11,8 @@ from typing import NoReturn
 
 from skote.types import ExitCode, SkoteError, UsageError
 
+NO_TEMPLATE = "The tokenizer has no chat template: the prompt is used as plain text."
+
 
 class Parser(argparse.ArgumentParser):
     """A parser whose complaints are `UsageError`s."""

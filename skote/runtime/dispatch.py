@@ -74,10 +74,10 @@ _Launch = tuple[_Lane, list[_Ticket]]
 class ReplicaDispatcher:
     """Chooses a replica for each request, queues it there, and keeps at most a cap of launches in each process.
 
-    With a micro-batch window a launch gathers requests of one sampling kind (greedy or sampled) in the order of
-    their arrival, until there are `microbatch_max` or the first has waited `microbatch_window_ms`. A replica that
-    ends takes its own requests with it, queued ones included; later requests go to the others. The replicas stay
-    the caller's to close; close the dispatcher first.
+    With a micro-batch window a launch gathers greedy requests in the order of their arrival, until there are
+    `microbatch_max` or the first has waited `microbatch_window_ms`; a sampled one, with its own seed, goes alone. A
+    replica that ends takes its own requests with it, queued ones included; later requests go to the others. The
+    replicas stay the caller's to close; close the dispatcher first.
 
     Raises:
         UsageError: no replica, an unknown policy, a cap or micro-batch below 1, a negative window.
@@ -213,9 +213,8 @@ class ReplicaDispatcher:
 
     def _batch_size(self, lane: _Lane) -> int:
         """How many requests from the head of the queue may share a launch."""
-        greedy = lane.queue[0].request.sampling.greedy
-        alike = takewhile(lambda ticket: ticket.request.sampling.greedy == greedy, lane.queue)
-        return sum(1 for _ in islice(alike, self._batch_max))
+        greedy = takewhile(lambda ticket: ticket.request.sampling.greedy, lane.queue)
+        return sum(1 for _ in islice(greedy, self._batch_max)) or 1
 
     def _deadline_ns(self, lane: _Lane) -> int:
         return lane.queue[0].dispatched_ns + self._window_ns

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from skote.flags import applied, flags_for
-from skote.runtime.cli import Parser, add_text_arguments, read_prompts, run_command
+from skote.runtime.cli import NO_TEMPLATE, Parser, add_text_arguments, complain, read_prompts, run_command
 from skote.runtime.devices import resolve_devices, threads_per_replica
 from skote.runtime.engine import SkotergyEngine
 from skote.runtime.text import TextCodec, load_tokenizer
@@ -75,6 +75,8 @@ def _stream(argv: Sequence[str] | None) -> int:
         raise UsageError(f"--device {options.device} names {len(devices)} devices; {_PROG} takes one.")
     dtype = options.dtype or "fp32"
     codec = load_tokenizer(options.directory)
+    if options.chat and not codec.has_chat_template:
+        complain(_PROG, NO_TEMPLATE)
     encode = codec.encode_chat if options.chat else codec.encode
     requests = [
         Request(f"prompt-{index + 1}", encode(prompt), options.max_new_tokens, sampling)

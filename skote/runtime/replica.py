@@ -181,6 +181,11 @@ class Replica:
         """The process's id."""
         return self._process.pid
 
+    @property
+    def answering(self) -> bool:
+        """Whether the calling thread is the one that reads this replica's answers, as in a future's callback."""
+        return threading.current_thread() is self._reader
+
     def wait_ready(self, timeout: float | None = None) -> None:
         """Block until the engine is built, at most `timeout` seconds; a failure leaves the replica closed.
 

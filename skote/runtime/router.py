@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Protocol
 
 from skote.flags import flags_for, set_flags
-from skote.runtime.cli import Parser, add_text_arguments, complain, positive, read_prompts, run_command
+from skote.runtime.cli import NO_TEMPLATE, Parser, add_text_arguments, complain, positive, read_prompts, run_command
 from skote.runtime.dispatch import ReplicaCounts, ReplicaDispatcher
 from skote.runtime.replica import Replica
 from skote.types import (
@@ -26,6 +26,7 @@ from skote.types import (
     Request,
     RequestError,
     Sampling,
+    UsageError,
 )
 
 _PROG = "skote-router"
@@ -36,6 +37,7 @@ class Codec(Protocol):
     """A tokenizer, as far as a router needs one (`skote.runtime.text.TextCodec`)."""
 
     pad_id: int
+    has_chat_template: bool
 
     def encode(self, text: str) -> tuple[int, ...]:
         """The prompt's token ids."""
@@ -137,7 +139,9 @@ class Router:
         Raises:
             RequestError: an empty prompt, or `max_new_tokens` below 1.
             EngineError: the request failed.
+            UsageError: called in a callback of one of this router's futures, where it would wait for itself.
         """
+        self._refuse_in_callback()
         return self._text(self._dispatch(text, max_new_tokens, greedy, sampling).result())
 
     def submit_many(
@@ -148,7 +152,9 @@ class Router:
         Raises:
             RequestError: an empty prompt, or `max_new_tokens` below 1; prompts before it have run.
             EngineError: a request failed.
+            UsageError: called in a callback of one of this router's futures, where it would wait for itself.
         """
+        self._refuse_in_callback()
         futures: list[Future[Completion]] = []
         try:
             futures.extend(self._dispatch(text, max_new_tokens, greedy, sampling) for text in texts)
@@ -191,7 +197,12 @@ class Router:
         return self._dispatcher.dispatch(Request(request_id, input_ids, max_new_tokens, sampling or Sampling()))
 
     def close(self, grace_s: float = 5.0) -> None:
-        """Cancel what is queued and end the replicas; what runs has `grace_s` seconds to finish. Twice is once."""
+        """Cancel what is queued and end the replicas; what runs has `grace_s` seconds to finish. Twice is once.
+
+        Raises:
+            UsageError: called in a callback of one of this router's futures, where it would wait for itself.
+        """
+        self._refuse_in_callback()
         self._dispatcher.close()
         for replica in self._replicas:
             replica.close(grace_s)
@@ -200,6 +211,13 @@ class Router:
         if sampling is None and not greedy:
             sampling = Sampling(temperature=1.0)
         return self.submit_ids(self.codec.encode(text), max_new_tokens=max_new_tokens, sampling=sampling)
+
+    def _refuse_in_callback(self) -> None:
+        if any(replica.answering for replica in self._replicas):
+            raise UsageError(
+                "A callback of a router's future must not wait for that router: use submit_future there, and call "
+                "submit, submit_many and close from another thread."
+            )
 
     def _text(self, completion: Completion) -> str:
         if completion.status != "ok":
@@ -244,6 +262,8 @@ def _answer_prompts(options: argparse.Namespace) -> int:
         options.max_concurrency,
         log_dir=options.log_dir,
     ) as router:
+        if options.chat and not router.codec.has_chat_template:
+            complain(_PROG, NO_TEMPLATE)
         encode = router.codec.encode_chat if options.chat else router.codec.encode
         answers = [_submit(router, encode(prompt), options.max_new_tokens) for prompt in prompts]
         for index, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):

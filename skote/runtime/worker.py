@@ -19,6 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
+from operator import index
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -101,7 +102,17 @@ def _call(engine: Engine, method: str, args: tuple[Any, ...]) -> object:
 
 
 def _launch(engine: Engine, requests: Sequence[Request]) -> list[Part]:
-    """Run one engine call; an exception becomes every row's error, beside the tokens that had already come."""
+    """Run one engine call; an exception becomes the rows' error, beside the tokens that had already come.
+
+    A batch that fails before its first token is run again row by row, so that one request does not fail the others.
+    """
+    parts = _generate(engine, requests)
+    if len(parts) > 1 and all(part.error is not None and not part.output_ids for part in parts):
+        return [part for request in requests for part in _generate(engine, [request])]
+    return parts
+
+
+def _generate(engine: Engine, requests: Sequence[Request]) -> list[Part]:
     clock = time.monotonic_ns
     admitted_ns = clock()
     output_ids: list[list[int]] = [[] for _ in requests]
@@ -109,10 +120,14 @@ def _launch(engine: Engine, requests: Sequence[Request]) -> list[Part]:
     chunk_tokens: list[list[int]] = [[] for _ in requests]
 
     def emit(row: int, token_ids: Sequence[int]) -> None:
+        # A token counts when the host holds its integer: whatever the engine hands over is made one before the stamp.
+        held = [index(token) for token in token_ids]
         now = clock()
+        if not held:
+            raise EngineError(f"{type(engine).__name__} emitted a chunk without tokens.")
         chunk_ns[row].append(now)
-        chunk_tokens[row].append(len(token_ids))
-        output_ids[row].extend(token_ids)
+        chunk_tokens[row].append(len(held))
+        output_ids[row].extend(held)
 
     reasons: Sequence[FinishReason | None] = [None] * len(requests)
     sentence: str | None = None

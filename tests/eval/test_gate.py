@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -52,60 +53,90 @@ def _done(value):
     return future
 
 
-OUTPUTS = {"a": (5, 6, 7), "b": (1, 1, 1)}
-LOGITS = np.array([[0.0, 9.0], [1.0, 1.0005], [3.0, 0.0]], dtype=np.float32)
+OUTPUTS = {"a": (0, 1, 0), "b": (1, 1, 1)}
+LOGITS = np.array([[9.0, 0.0], [1.0, 1.0005], [3.0, 0.0]], dtype=np.float32)  # what they choose is 0, 1, 0
 
 
-def test_the_gate_asks_greedily_and_records_hashes():
+def gate(candidate, baseline, reference=None, eos_ids=()):
+    return ParityGate(candidate, baseline, reference=reference, eos_ids=eos_ids, seed=0)
+
+
+def test_the_probe_asks_greedily_and_records_hashes():
     candidate, baseline = Arm("candidate", OUTPUTS), Arm("baseline", OUTPUTS)
 
-    entry = ParityGate(candidate, baseline, REQUESTS).compare_tokens(["b"])
+    entry = gate(candidate, baseline).probe(REQUESTS[1:])
 
     assert entry["passed"]
     assert [request.sampling.greedy for request in candidate.seen] == [True]
     assert entry["outputs"] == {arm: {"b": ids_sha256((1, 1, 1))} for arm in ("candidate", "baseline")}
 
 
-def test_a_difference_is_scored_by_the_baseline_at_its_position():
-    candidate, baseline = Arm("candidate", {**OUTPUTS, "a": (5, 0, 7)}), Arm("baseline", OUTPUTS, LOGITS)
+def test_a_difference_is_judged_by_the_baseline_fed_with_the_candidates_tokens():
+    """The candidate chose 0 where the baseline has 1.0 and 1.0005: a near tie of 0.0005 logits."""
+    candidate, baseline = Arm("candidate", {**OUTPUTS, "a": (0, 0, 0)}), Arm("baseline", OUTPUTS, LOGITS)
 
-    entry = ParityGate(candidate, baseline, REQUESTS).compare_tokens(["a", "b"])
+    entry = gate(candidate, baseline).probe(REQUESTS)
 
-    assert baseline.scored == [("a", (5, 6))]
-    assert entry["divergences"][0]["margin"] == pytest.approx(0.0005, rel=1e-3)
+    assert baseline.scored == [("a", (0, 0, 0))]
+    assert entry["divergences"][0]["gap"] == pytest.approx(0.0005, rel=1e-3)
     assert entry["passed"]
 
 
-def test_settling_compares_every_timed_output():
-    """The gate saw request a alone; request b differs when timed, by a margin of 3 logits."""
-    candidate, baseline = Arm("candidate", OUTPUTS), Arm("baseline", OUTPUTS, LOGITS)
-    gate = ParityGate(candidate, baseline, REQUESTS)
-    before = gate.compare_tokens(["a"])
+def test_settling_judges_every_timed_output():
+    """Nothing differed on the probe's prompts; when timed, request b does, by 3 logits."""
+    candidate, baseline = Arm("candidate", {"p": (0,)}), Arm("baseline", {"p": (0,)}, LOGITS)
+    judge = gate(candidate, baseline)
+    before = judge.probe([Request("p", (1,), 1)])
 
-    after = gate.settle({**OUTPUTS, "b": (1, 1, 0)}, OUTPUTS)
+    after = judge.settle(REQUESTS, {"candidate": {**OUTPUTS, "b": (1, 1, 1)}, "baseline": {**OUTPUTS, "b": (1, 1, 0)}})
 
     assert before["passed"]
     assert not after["passed"]
-    assert (after["compared"], after["equal"]) == (2, 1)
+    assert (after["compared"], after["equal"]) == (3, 2)
     assert baseline.scored == [("b", (1, 1, 1))]
+    assert set(after["outputs"]["candidate"]) == {"p", "a", "b"}
 
 
-def test_a_failing_arm_ends_the_gate():
-    gate = ParityGate(Arm("candidate", OUTPUTS, error="out of cheese"), Arm("baseline", OUTPUTS), REQUESTS)
+def test_a_request_that_failed_when_timed_is_left_to_the_findings():
+    candidate, baseline = Arm("candidate", OUTPUTS), Arm("baseline", OUTPUTS)
 
+    entry = gate(candidate, baseline).settle(REQUESTS, {"candidate": {"a": (0, 1, 0)}, "baseline": OUTPUTS})
+
+    assert (entry["passed"], entry["compared"]) == (True, 1)
+
+
+def test_an_arm_that_fails_on_the_probe_ends_the_run():
     with pytest.raises(EngineError, match="candidate failed on request a: out of cheese"):
-        gate.compare_tokens(["a"])
+        gate(Arm("candidate", OUTPUTS, error="out of cheese"), Arm("baseline", OUTPUTS)).probe(REQUESTS)
+
+
+class Forced:
+    """A gate for a rounded dtype: request a alone, both arms and the reference with the same logits."""
+
+    def __init__(self, candidate_output, eos_ids=()):
+        self.candidate = Arm("candidate", {"a": candidate_output}, LOGITS)
+        self.baseline = Arm("baseline", {"a": (0, 1, 0)}, LOGITS)
+        self.reference = Arm("reference", {}, LOGITS)
+        judge = gate(self.candidate, self.baseline, lambda: nullcontext(self.reference), eos_ids)
+        self.entry = judge.probe(REQUESTS[:1])
 
 
 def test_forcing_feeds_every_arm_the_baselines_tokens():
-    candidate, baseline = Arm("candidate", {**OUTPUTS, "a": (0, 0, 0)}, LOGITS), Arm("baseline", OUTPUTS, LOGITS)
-    reference = Arm("reference", {}, LOGITS)
-    forced = {"a": (0, 1, 0), "b": (1, 1, 1)}
-    baseline._outputs = forced
+    forced = Forced((0, 1, 0))
 
-    entry = ParityGate(candidate, baseline, REQUESTS).compare_forced(reference, seed=0)
+    assert forced.candidate.scored == forced.baseline.scored == forced.reference.scored == [("a", (0, 1, 0))]
+    assert forced.entry["passed"]
+    assert (forced.entry["agreement"], forced.entry["equal"]) == (1.0, 1)
 
-    assert candidate.scored == baseline.scored == reference.scored == list(forced.items())
-    assert entry["passed"]
-    assert entry["agreement"] == 1.0
-    assert entry["equal"] == 1
+
+def test_an_output_that_was_not_computed_is_not_what_the_logits_choose():
+    forced = Forced((1, 1, 1))
+
+    assert forced.candidate.scored == [("a", (0, 1, 0)), ("a", (1, 1, 1))]
+    assert not forced.entry["passed"]
+    assert "first candidate a" in forced.entry["sentence"]
+
+
+@pytest.mark.parametrize(("eos_ids", "passed"), [((1,), True), ((7,), False)])
+def test_an_early_end_needs_an_end_of_sequence_token(eos_ids, passed):
+    assert Forced((0, 1), eos_ids).entry["passed"] is passed

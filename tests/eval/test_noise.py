@@ -17,17 +17,23 @@ def test_shares_by_hand():
     # Two CPUs for 10 s: 20 s offered, 12 busy of which 9 ours, 1 stolen.
     before = CpuSample(total=100.0, busy=40.0, steal=2.0, own=5.0)
     after = CpuSample(total=120.0, busy=52.0, steal=3.0, own=14.0)
-    assert cpu_noise(before, after) == CpuNoise(foreign_cpu_share=3 / 20, steal_share=1 / 20)
+    assert cpu_noise(before, after) == CpuNoise(foreign_cpu_share=3 / 20, steal_share=1 / 20, idle_arm_share=0.0)
+
+
+def test_the_time_of_an_arm_that_should_be_idle_is_ours_and_told_apart():
+    before = CpuSample(total=100.0, busy=40.0, steal=0.0, own=5.0, idle_arm=1.0)
+    after = CpuSample(total=120.0, busy=52.0, steal=0.0, own=17.0, idle_arm=6.0)
+    assert cpu_noise(before, after) == CpuNoise(foreign_cpu_share=0.0, steal_share=0.0, idle_arm_share=5 / 20)
 
 
 def test_own_time_ahead_of_the_machine_counter_is_no_foreign_time():
     before = CpuSample(total=0.0, busy=0.0, steal=None, own=0.0)
-    assert cpu_noise(before, CpuSample(total=2.0, busy=1.0, steal=None, own=1.01)) == CpuNoise(0.0, None)
+    assert cpu_noise(before, CpuSample(total=2.0, busy=1.0, steal=None, own=1.01)) == CpuNoise(0.0, None, 0.0)
 
 
 def test_counters_that_stand_still_tell_nothing():
     sample = CpuSample(total=0.0, busy=0.0, steal=0.0, own=1.0)
-    assert cpu_noise(sample, sample) == CpuNoise(None, None)
+    assert cpu_noise(sample, sample) == CpuNoise(None, None, None)
 
 
 def test_sample_of_a_linux_machine(monkeypatch):

@@ -12,8 +12,8 @@ from skote.eval.parity import (
     find_divergences,
     forced_errors,
     forced_parity,
+    token_gaps,
     token_parity,
-    top_two_margin,
 )
 
 
@@ -27,22 +27,23 @@ def test_equal_outputs_have_no_divergence():
 
 
 def test_a_near_tie_is_named_and_let_pass():
+    """From the first differing token on, the largest gap counts: the one before it is nobody's choice."""
     asked = []
 
-    def margin(request_id, position):
-        asked.append((request_id, position))
-        return NEAR_TIE_LOGITS / 2
+    def gaps(request_id, ids):
+        asked.append((request_id, ids))
+        return [5.0, NEAR_TIE_LOGITS / 2, 0.0]
 
-    found = find_divergences({"a": (1, 9, 3)}, {"a": (1, 2, 3)}, margin)
+    found = find_divergences({"a": (1, 9, 3)}, {"a": (1, 2, 3)}, gaps)
     entry = token_parity(4, found)
 
-    assert asked == [("a", 1)]
+    assert asked == [("a", (1, 9, 3))]
     assert (entry["passed"], entry["near_ties"], entry["equal"]) == (True, 1, 3)
     assert entry["divergences"] == [
         {
             "request_id": "a",
             "position": 1,
-            "margin": NEAR_TIE_LOGITS / 2,
+            "gap": NEAR_TIE_LOGITS / 2,
             "candidate_token": 9,
             "baseline_token": 2,
             "near_tie": True,
@@ -50,8 +51,14 @@ def test_a_near_tie_is_named_and_let_pass():
     ]
 
 
+def test_after_a_near_tie_the_tokens_must_still_be_the_models_choice():
+    found = find_divergences({"a": (9, 7)}, {"a": (1, 2)}, lambda *_: [NEAR_TIE_LOGITS / 2, 4.0])
+
+    assert not token_parity(1, found)["passed"]
+
+
 def test_a_real_difference_fails_and_says_where():
-    found = find_divergences({"a": (1, 2, 9)}, {"a": (1, 2, 3)}, lambda *_: 0.25)
+    found = find_divergences({"a": (1, 2, 9)}, {"a": (1, 2, 3)}, lambda *_: [0.0, 0.0, 0.25])
     entry = token_parity(1, found)
 
     assert not entry["passed"]
@@ -59,17 +66,22 @@ def test_a_real_difference_fails_and_says_where():
     assert "0.25 logits" in entry["sentence"]
 
 
-@pytest.mark.parametrize("candidate", [{"a": (1, 2)}, {}, {"a": (1, 2, 3, 4)}])
+@pytest.mark.parametrize("candidate", [(1, 2), (), (1, 2, 3, 4)])
 def test_an_output_of_another_length_is_no_near_tie(candidate):
-    found = find_divergences(candidate, {"a": (1, 2, 3)}, lambda *_: 0.0)
+    found = find_divergences({"a": candidate}, {"a": (1, 2, 3)}, lambda *_: pytest.fail("no token differs"))
 
-    if candidate.get("a", ())[:1] == (1,):
-        assert [divergence.margin for divergence in found] == [None]
-    assert not token_parity(1, found)["passed"] or found[0].near_tie is False
+    assert [divergence.gap for divergence in found] == [None]
+    assert not token_parity(1, found)["passed"]
 
 
-def test_top_two_margin():
-    assert top_two_margin(np.array([0.5, 3.0, -1.0, 2.25], dtype=np.float32)) == 0.75
+def test_requests_that_only_one_arm_finished_are_not_compared():
+    assert find_divergences({"a": (1,)}, {"a": (1,), "b": (2,)}, lambda *_: pytest.fail("not asked")) == []
+
+
+def test_token_gaps():
+    logits = np.array([[0.5, 3.0, -1.0], [2.0, 2.0, 0.0], [np.nan, 0.0, 1.0]], dtype=np.float32)
+
+    assert token_gaps(logits, (0, 1, 2)).tolist() == [2.5, 0.0, np.inf]
 
 
 def test_forced_errors_by_hand():
@@ -98,7 +110,7 @@ def _noisy(scale, requests=40, positions=8, vocab=50):
 
 @pytest.mark.parametrize(("scale", "passed"), [(0.5, True), (0.9, True), (1.2, False), (5.0, False)])
 def test_a_candidate_passes_where_its_error_is_no_larger(scale, passed):
-    entry = forced_parity(_noisy(scale), equal=0, seed=0)
+    entry = forced_parity(_noisy(scale), equal=0, inconsistent=[], seed=0)
 
     assert entry["passed"] is passed
     assert entry["kl_ratio"]["value"] == pytest.approx(scale**2, rel=0.15)
@@ -107,9 +119,9 @@ def test_a_candidate_passes_where_its_error_is_no_larger(scale, passed):
 
 def test_errors_of_fp32_rounding_are_none():
     """Both arms equal the reference: the ratio of two zeros is 1, not a failure."""
-    entry = forced_parity(_noisy(0.0)[:1], equal=1, seed=0)
+    entry = forced_parity(_noisy(0.0)[:1], equal=1, inconsistent=[], seed=0)
     logits = np.zeros((3, 4), dtype=np.float32)
-    same = forced_parity([forced_errors(logits, logits, logits, (0, 1, 2))], equal=1, seed=0)
+    same = forced_parity([forced_errors(logits, logits, logits, (0, 1, 2))], equal=1, inconsistent=[], seed=0)
 
     assert entry["passed"]
     assert same["passed"]
@@ -118,10 +130,29 @@ def test_errors_of_fp32_rounding_are_none():
 
 def test_too_few_tokens_are_named_as_what_they_are():
     """Four requests of two tokens: the errors are smaller than the baseline's, and the bound does not show it."""
-    entry = forced_parity(_noisy(0.9, requests=4, positions=2), equal=0, seed=0)
-    hopeless = forced_parity(_noisy(5.0), equal=0, seed=0)
+    entry = forced_parity(_noisy(0.9, requests=4, positions=2), equal=0, inconsistent=[], seed=0)
+    hopeless = forced_parity(_noisy(5.0), equal=0, inconsistent=[], seed=0)
 
     assert not entry["passed"]
     assert entry["kl_ratio"]["value"] < 1.0 < 1.05 < entry["kl_ratio"]["upper"]
     assert entry["sentence"].endswith("these are too few tokens to show it: give more.")
     assert "too few" not in hopeless["sentence"]
+
+
+def test_an_output_that_the_arms_own_logits_do_not_choose_fails():
+    entry = forced_parity(_noisy(0.5), equal=0, inconsistent=["candidate b00-r01", "candidate b00-r02"], seed=0)
+
+    assert not entry["passed"]
+    assert entry["sentence"].endswith("2 output(s) are not what the arm's own logits choose, first candidate b00-r01.")
+
+
+def test_logits_that_are_not_finite_fail_without_a_ratio():
+    bad = np.zeros((2, 4), dtype=np.float32)
+    bad[1, 2] = np.nan
+    good = np.zeros((2, 4), dtype=np.float32)
+
+    entry = forced_parity([forced_errors(bad, good, good, (0, 1))], equal=0, inconsistent=[], seed=0)
+
+    assert not entry["passed"]
+    assert entry["kl_ratio"] == {"value": None, "upper": None}
+    assert "not finite" in entry["sentence"]

@@ -123,7 +123,7 @@ def test_teacher_forced_parity_shows_ratios_and_divergences(synthetic):
             {
                 "request_id": "chat-07",
                 "position": 9,
-                "margin": 0.0123,
+                "gap": 0.0123,
                 "candidate_token": 11,
                 "baseline_token": 12,
                 "near_tie": True,

@@ -215,7 +215,7 @@ def test_warmup_needs_a_token_that_no_prompt_starts_with(tmp_path):
         vocab_size = 2
 
         def encode_chat(self, text: str) -> tuple[int, ...]:
-            return tuple(int(letter) for letter in text)
+            return tuple(int(letter) for letter in text if letter in "01")
 
     config = WorkloadConfig(blocks=1, requests_per_block=2, prompts=words(tmp_path, "01", "10"))
     with pytest.raises(UsageError, match="leaves none for the warm-up"):
@@ -339,3 +339,16 @@ def test_context_is_checked_request_by_request(tmp_path):
         check_fits(workload, 10)
     with pytest.raises(CapacityError, match=f"{longer} has a prompt longer than the context: 7 tokens"):
         check_fits(workload, 7)
+
+
+@pytest.mark.parametrize("prompt_tokens", [None, 24])
+def test_the_probe_is_made_like_a_block_and_of_other_prompts(prompt_tokens):
+    config = WorkloadConfig(blocks=2, requests_per_block=4, prompts="sentences", prompt_tokens=prompt_tokens)
+    workload = build_workload(config, LetterCodec(), seed=1)
+
+    measured = {request.input_ids for request in workload.requests}
+    assert [request.request_id for request in workload.probe] == ["p00", "p01", "p02", "p03"]
+    assert not measured & {request.input_ids for request in workload.probe}
+    assert {request.max_new_tokens for request in workload.probe} == {config.max_new_tokens}
+    if prompt_tokens is not None:
+        assert {len(request.input_ids) for request in workload.probe} == {prompt_tokens}

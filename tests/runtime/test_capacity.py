@@ -46,8 +46,20 @@ def test_the_limit_is_every_copy_with_a_tenth_to_spare(
     check_memory(SPEC, dtype, devices, arms=arms, positions=50)
 
     there(monkeypatch, round(needed) - 1)
-    with pytest.raises(CapacityError, match=rf"does not fit: {copies} x .*{dtype} weights .*{arms} arm.*on cpu"):
+    with pytest.raises(
+        CapacityError, match=rf"does not fit: .*{dtype} weights .*{arms} arm.*{copies // arms} replica.*on cpu"
+    ):
         check_memory(SPEC, dtype, devices, arms=arms, positions=50)
+
+
+def test_the_fp32_reference_takes_room_on_the_first_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = REPLICA_VALUES * 2 * 2 * 1.1 + 10730 * 4 * 1.1
+    there(monkeypatch, round(needed) + 1)
+    check_memory(SPEC, "bf16", ["cpu"], arms=2, positions=50, reference=True)
+
+    there(monkeypatch, round(needed) - 1)
+    with pytest.raises(CapacityError, match="an fp32 reference"):
+        check_memory(SPEC, "bf16", ["cpu"], arms=2, positions=50, reference=True)
 
 
 def test_each_device_is_asked_for_its_own_replicas(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,38 @@ class Odd:
 
     def unpicklable(self):
         return lambda: None
+
+
+class Late:
+    """A token that is computed when somebody asks for the integer."""
+
+    def __index__(self):
+        STATE.append("asked")
+        return 5
+
+
+class LateEngine(Odd):
+    def generate(self, requests, emit):
+        emit(0, [Late()])
+        if "asked" not in STATE:
+            raise RuntimeError("the stamp came before the integer")
+        return ["length"]
+
+
+class Empty(Odd):
+    def generate(self, requests, emit):
+        emit(0, [])
+        return ["length"]
+
+
+class Picky(Odd):
+    """Refuses a batch, and alone only the request called bad."""
+
+    def generate(self, requests, emit):
+        if len(requests) > 1 or requests[0].request_id == "bad":
+            raise ValueError("I will not")
+        emit(0, [1])
+        return ["length"]
 """
 
 
@@ -122,6 +154,28 @@ def test_a_launch_comes_back_with_tokens_and_ordered_stamps(start: Start) -> Non
     assert first.admitted_ns is not None
     stamps = [first.dispatched_ns, first.admitted_ns, *(chunk.t_ns for chunk in first.chunks), first.end_ns]
     assert stamps == sorted(stamps)
+
+
+def test_a_token_counts_when_the_host_holds_its_integer(start: Start, odd: str) -> None:
+    completion = start(f"{odd}.LateEngine").generate([request("a", 1)]).result(WAIT_S)[0]
+
+    assert (completion.status, completion.output_ids) == ("ok", (5,))
+    assert type(completion.output_ids[0]) is int
+
+
+def test_a_chunk_without_tokens_is_an_error(start: Start, odd: str) -> None:
+    completion = start(f"{odd}.Empty").generate([request("a", 1)]).result(WAIT_S)[0]
+
+    assert (completion.status, completion.chunks) == ("error", ())
+    assert completion.error == "Empty emitted a chunk without tokens."
+
+
+def test_one_request_of_a_batch_does_not_fail_the_others(start: Start, odd: str) -> None:
+    batch = [request("a", 1), request("bad", 1), request("c", 1)]
+    completions = start(f"{odd}.Picky").generate(batch).result(WAIT_S)
+
+    assert [completion.status for completion in completions] == ["ok", "error", "ok"]
+    assert [completion.output_ids for completion in completions] == [(1,), (), (1,)]
 
 
 def test_launches_are_pipelined_and_answered_in_order(start: Start) -> None:

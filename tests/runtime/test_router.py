@@ -9,9 +9,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -54,6 +55,7 @@ class LetterCodec:
     """A token a letter; answers are decoded into their numbers."""
 
     pad_id = 0
+    has_chat_template = True
 
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(map(ord, text))
@@ -178,6 +180,25 @@ def test_sampling_reaches_the_engine(open_router: Open, echo: str) -> None:
     assert router.submit("a", max_new_tokens=7) == "7 0 0 1"
     assert router.submit("a", max_new_tokens=7, greedy=False) == "7 100 0 1"
     assert router.submit("a", max_new_tokens=8, sampling=Sampling(0.5, 0.9, seed=3)) == "8 50 3 1"
+
+
+def test_waiting_for_a_router_in_its_own_callback_is_refused(open_router: Open) -> None:
+    """It would wait for the thread that it runs in."""
+    router = open_router()
+    refused: Queue[str] = Queue()
+
+    def ask_again(_: Future[str]) -> None:
+        for call in (lambda: router.submit("again", max_new_tokens=1), router.close):
+            try:
+                call()
+            except UsageError as error:
+                refused.put(str(error))
+
+    router.submit_future("first", max_new_tokens=1).add_done_callback(ask_again)
+
+    assert "use submit_future there" in refused.get(timeout=WAIT_S)
+    assert "use submit_future there" in refused.get(timeout=WAIT_S)
+    assert router.submit("later", max_new_tokens=1) == answer("later", 1)
 
 
 def test_a_micro_batch_window_fills_launches(open_router: Open, echo: str) -> None:
@@ -351,6 +372,7 @@ from skote.types import EngineSpec
 
 class Codec:
     pad_id = 0
+    has_chat_template = True
 
     def encode(self, text):
         print("busy", flush=True)
