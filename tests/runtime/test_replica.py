@@ -74,8 +74,7 @@ class Odd:
 
 
 class Late:
-    """A token that is computed when somebody asks for the integer."""
-
+    # a token that is computed when somebody asks for the integer
     def __index__(self):
         STATE.append("asked")
         return 5
@@ -96,8 +95,7 @@ class Empty(Odd):
 
 
 class Picky(Odd):
-    """Refuses a batch, and alone only the request called bad."""
-
+    # refuses a batch, and alone only the request called bad
     def generate(self, requests, emit):
         if len(requests) > 1 or requests[0].request_id == "bad":
             raise ValueError("I will not")
