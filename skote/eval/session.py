@@ -318,7 +318,8 @@ class Session:
     def _write(self, status: str, error: str | None = None) -> None:
         plan, settings = self.plan, self.plan.settings
         element = 4 if settings.dtype.name in ("fp32", "tf32") else 2
-        fingerprints = [each["replicas"][0]["info"].get("weights_fingerprint") for each in self.arms.values()]
+        replicas = [replica for arm in self.arms.values() for replica in arm["replicas"]]
+        fingerprints = [replica["info"].get("weights_fingerprint") for replica in replicas]
         self.writer.flush()
         self.writer.write_json(
             "manifest.json",

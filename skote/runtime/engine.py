@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,6 +21,9 @@ from skote.runtime.cache import StaticCache
 from skote.runtime.graph import DecodeStep
 from skote.runtime.sampling import next_token, request_generator
 from skote.types import CapacityError, Emit, FinishReason, Request
+
+if TYPE_CHECKING:
+    from skote.runtime.cuda_closure import CudaClosure
 
 DEFAULT_MAX_MODEL_LEN = 8192
 
@@ -38,7 +42,7 @@ class SkotergyEngine:
         layers: use the model's first layers alone.
         pad_id: the tokenizer's padding id; the embedding grows where it lies beyond it.
         max_model_len: positions that a request may take; by default the model's own, at most 8192.
-        compile: compile the decode step (CPU).
+        compile: compile the decode step (CPU), or capture prefill and step on own kernels (CUDA).
 
     Raises:
         CheckpointError: the directory does not hold a model that this engine runs.
@@ -80,6 +84,7 @@ class SkotergyEngine:
         self._cache = self._new_cache(1, capacity)
         self._batch_cache: StaticCache | None = None
         self._step = DecodeStep(self._decoder, self._cache, compiled=compile and self._device.type == "cpu")
+        self._closure = self._capture() if compile and self._device.type == "cuda" else None
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], emit: Emit) -> list[FinishReason]:
@@ -102,6 +107,8 @@ class SkotergyEngine:
             RequestError: no forced tokens.
         """
         self._check([replace(request, max_new_tokens=len(forced_ids))])
+        if self._closure is not None:
+            return self._closure.score(request, forced_ids).cpu().numpy()
         rows = [self._prefill_one(request)]
         start = len(request.input_ids)
         rows.extend(self._step(token, start + index)[0] for index, token in enumerate(forced_ids[:-1]))
@@ -110,7 +117,7 @@ class SkotergyEngine:
     @torch.no_grad()
     def describe(self) -> dict[str, Any]:
         """As `Engine.describe`."""
-        step = "compiled" if self._step.compiled else "plain"
+        step = "compiled" if self._step.compiled else "plain" if self._closure is None else "captured"
         paths: dict[str, dict[str, int]] = {}
         for (op, path), count in sorted(self._decoder.paths.items()):
             paths.setdefault(op, {})[path] = count
@@ -123,7 +130,7 @@ class SkotergyEngine:
             "max_model_len": self._cache.capacity,
             "kv_cache_bytes": self.spec.kv_bytes_per_token(self._dtype.itemsize) * (self._cache.capacity + 1),
             "load_s": self._load_s,
-            "compile_s": self._step.compile_s,
+            "compile_s": self._step.compile_s if self._closure is None else self._closure.capture_s,
             "notes": self._step.notes,
             "paths": paths,
             "flags": flags_record(),
@@ -145,6 +152,15 @@ class SkotergyEngine:
             return "stop"
         return "length" if generated == request.max_new_tokens else None
 
+    def _capture(self) -> CudaClosure | None:
+        from skote.runtime.cuda_closure import CudaClosure
+
+        reason = CudaClosure.refusal(self.spec)
+        if reason is not None:
+            self._step.notes.append(f"Prefill and decode step run on plain ops: {reason}.")
+            return None
+        return CudaClosure(self._decoder, self._cache)
+
     def _prefill_one(self, request: Request) -> torch.Tensor:
         ids = torch.tensor([request.input_ids], device=self._device)
         no_padding = torch.zeros(1, ids.shape[1], device=self._device)
@@ -152,19 +168,21 @@ class SkotergyEngine:
         return self._decoder.forward(ids, self._cache.layers, no_padding, positions)[0]
 
     def _generate_one(self, request: Request, emit: Emit) -> FinishReason:
-        generator = request_generator(request.sampling, self._device)
-        logits = self._prefill_one(request)
-        position = len(request.input_ids)
-        generated = 0
-        while True:
-            token = next_token(logits, request.sampling, generator)
+        tokens = self._plain_tokens(request) if self._closure is None else self._closure.tokens(request)
+        for generated, token in enumerate(tokens, 1):
             emit(0, (token,))
-            generated += 1
             reason = self._ended(request, generated, token)
             if reason is not None:
                 return reason
+        raise AssertionError("a request ends at its last token at the latest")
+
+    def _plain_tokens(self, request: Request) -> Iterator[int]:
+        generator = request_generator(request.sampling, self._device)
+        logits = self._prefill_one(request)
+        for position in itertools.count(len(request.input_ids)):
+            token = next_token(logits, request.sampling, generator)
+            yield token
             logits = self._step(token, position)[0]
-            position += 1
 
     def _generate_batch(self, requests: Sequence[Request], emit: Emit) -> list[FinishReason]:
         """A left-padded batch: column c of every row is written at the same place, its position is c - padding."""

@@ -89,11 +89,12 @@ def test_two_arms_end_in_a_report_with_all_its_files(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_an_engine_that_skips_the_prefill_is_invalid(tmp_path, dtype):
-    code, _, err = run(
-        tmp_path, *TINY, *SHORT, f"dtype={dtype}", "engine._target_=skip_prefill.SkipPrefillEngine", "hydra.run.dir=run"
-    )
+@pytest.mark.parametrize(
+    ("engine", "dtype"), [("SkipPrefillEngine", "fp32"), ("SkipPrefillEngine", "bf16"), ("MadeUpEngine", "bf16")]
+)
+def test_an_engine_that_cheats_is_invalid(tmp_path, engine, dtype):
+    overrides = (f"dtype={dtype}", f"engine._target_=cheats.{engine}")
+    code, _, err = run(tmp_path, *TINY, *SHORT, *overrides, "hydra.run.dir=run")
     assert (code, err) == (2, "")
     assert not manifest_of(tmp_path / "run")["parity"]["passed"]
     assert "INVALID" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")

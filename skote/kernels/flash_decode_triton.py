@@ -1,0 +1,241 @@
+"""Attention of one new position over a paged KV cache (flash-decoding: Dao et al., arXiv 2205.14135, split over keys).
+
+    out[h] = softmax(q[h] K[g]^T / sqrt(D)) V[g]        for head h of group g, over positions 0 .. newest
+
+Position p lives in slot table[p // PAGE] * PAGE + p % PAGE. The positions are cut into splits of a fixed size: a
+program leaves a split's unnormalised sum, maximum and denominator, and `flash_fold` puts the splits together in their
+order.
+
+Three kernels do the splits; which one runs depends on how many positions may be in use, never on anything else:
+
+- `flash_tile`, for the shortest contexts, where latency is all: one program a query head, fp32 in registers;
+- `flash_group`: one program a kv head, whose queries share every key read, through tensor cores;
+- `flash_stream`, for long contexts, where the cache's bytes are all: the same over a whole page, block after block.
+
+The first two load a split before the wait, but for the newest position.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from skote.kernels.flash_split_triton import flash_group_kernel, flash_stream_kernel, flash_tile_kernel
+from skote.kernels.launch import DTYPES, check_tensors, padded
+
+STREAM_ROWS = 16  # tl.dot's smallest tile: a group's queries are padded to it
+MIN_HEAD_DIM = 16
+
+
+class Attention(NamedTuple):
+    """How decode attention is cut. `page` is a multiple of `tile`, `group` and `block`; all are powers of two.
+
+    Up to `tiled` positions a split is `tile` of them, up to `grouped` it is `group`, beyond a page, read in blocks.
+    """
+
+    page: int = 256
+    tile: int = 64
+    tile_warps: int = 4
+    tiled: int = 512
+    group: int = 64
+    group_warps: int = 8
+    grouped: int = 16384
+    block: int = 64
+    stages: int = 2
+    stream_warps: int = 4
+
+    def split(self, positions: int) -> int:
+        """Positions a split, where at most `positions` are in use."""
+        if positions <= self.tiled:
+            return self.tile
+        return self.group if positions <= self.grouped else self.page
+
+
+def flash_decode_reference(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, position: torch.Tensor, table: torch.Tensor, *, page: int
+) -> torch.Tensor:
+    """The formula in framework ops, fp32 inside: `[heads, head_dim]` like `q`; arguments as `flash_decode`."""
+    places = torch.arange(int(position) + 1, device=q.device)
+    slots = table[places // page].long() * page + places % page
+    group = q.shape[0] // k.shape[0]
+    keys = k[:, slots].float().repeat_interleave(group, 0)
+    values = v[:, slots].float().repeat_interleave(group, 0)
+    scores = (keys * q.float()[:, None]).sum(-1) / math.sqrt(q.shape[1])
+    return (scores.softmax(-1)[..., None] * values).sum(1).to(q.dtype)
+
+
+@triton.jit
+def flash_fold_kernel(
+    position_ptr,
+    sums_ptr,
+    stats_ptr,
+    out_ptr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    SPLIT: tl.constexpr,
+    FOLD: tl.constexpr,  # splits at once
+    DIMS: tl.constexpr,  # of the head, a program
+    PDL: tl.constexpr,
+):
+    """Grid: (HEADS, HEAD_DIM / DIMS). Put the splits' partial sums together in `out` [HEADS, HEAD_DIM]."""
+    if PDL:
+        gdc_launch_dependents()
+    head = tl.program_id(0)
+    dims = tl.program_id(1) * DIMS + tl.arange(0, DIMS)
+    splits = tl.load(position_ptr) // SPLIT + 1
+    if PDL:
+        gdc_wait()
+    top = float("-inf")
+    total = 0.0
+    mixed = tl.zeros([DIMS], tl.float32)
+    for start in range(0, splits, FOLD):
+        split = start + tl.arange(0, FOLD)
+        there = split < splits
+        tops = tl.load(
+            stats_ptr + split * 2 * HEADS + head, mask=there, other=float("-inf"), eviction_policy="evict_last"
+        )
+        totals = tl.load(
+            stats_ptr + (split * 2 + 1) * HEADS + head, mask=there, other=0.0, eviction_policy="evict_last"
+        )
+        sums = tl.load(
+            sums_ptr + (split * HEADS + head)[:, None] * HEAD_DIM + dims[None, :],
+            mask=there[:, None],
+            other=0.0,
+            eviction_policy="evict_last",
+        )
+        higher = tl.maximum(top, tl.max(tops, axis=0))
+        weights = tl.exp2(tops - higher)
+        kept = tl.exp2(top - higher)
+        total = total * kept + tl.sum(totals * weights, axis=0)
+        mixed = mixed * kept + tl.sum(sums * weights[:, None], axis=0)
+        top = higher
+    tl.store(out_ptr + head * HEAD_DIM + dims, (mixed / total).to(out_ptr.dtype.element_ty))
+
+
+def flash_decode(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    position: torch.Tensor,
+    table: torch.Tensor,
+    out: torch.Tensor,
+    sums: torch.Tensor,
+    stats: torch.Tensor,
+    *,
+    positions: int,
+    cut: Attention,
+    pdl: bool,
+) -> None:
+    """Launch the kernels for a cache of which at most the first `positions` positions are in use.
+
+    Args:
+        q: `[heads, head_dim]`.
+        k, v: `[kv_heads, slots, head_dim]`; `head_dim` is a power of two of at least 16.
+        position: int32 `[1]`, below `positions`; table: int32, physical page of each logical one.
+        out: `[heads, head_dim]`, written.
+        sums, stats: fp32 room for `[splits, heads, head_dim]` and `[splits, 2, heads]`, overwritten.
+
+    Raises:
+        TypeError, ValueError: what `check_tensors` refuses, shapes that do not match, or too little room.
+    """
+    check_tensors("flash_decode", q=q, k=k, v=v, position=position, table=table, out=out, sums=sums, stats=stats)
+    (heads, head_dim), (kv_heads, slots, _) = q.shape, k.shape
+    if k.dtype not in DTYPES or k.dtype != v.dtype or k.shape != v.shape or out.shape != q.shape or heads % kv_heads:
+        raise ValueError(
+            f"flash_decode: q {tuple(q.shape)}, k {tuple(k.shape)} {k.dtype}, v {tuple(v.shape)} {v.dtype} and "
+            f"out {tuple(out.shape)} do not belong together."
+        )
+    if padded(head_dim) != head_dim or head_dim < MIN_HEAD_DIM:
+        raise ValueError(f"flash_decode: head_dim {head_dim} must be a power of two of at least {MIN_HEAD_DIM}.")
+    split = cut.split(positions)
+    splits = triton.cdiv(positions, split)
+    if (
+        table.numel() * cut.page < positions
+        or sums.numel() < splits * heads * head_dim
+        or stats.numel() < splits * 2 * heads
+    ):
+        raise ValueError(f"flash_decode: table, sums or stats are too small for {positions} positions.")
+    scale = math.log2(math.e) / math.sqrt(head_dim)
+    shape = {"HEADS": heads, "GROUP": heads // kv_heads, "HEAD_DIM": head_dim, "PAGE": cut.page, "PDL": pdl}
+    if positions <= cut.tiled:
+        flash_tile_kernel[(heads, splits)](
+            q,
+            k,
+            v,
+            position,
+            table,
+            out,
+            sums,
+            stats,
+            scale,
+            slots * head_dim,
+            TILE=cut.tile,
+            SINGLE=splits == 1,
+            num_warps=cut.tile_warps,
+            launch_pdl=pdl,
+            **shape,
+        )
+        if splits == 1:
+            return
+    elif positions <= cut.grouped:
+        flash_group_kernel[(kv_heads, splits)](
+            q,
+            k,
+            v,
+            position,
+            table,
+            sums,
+            stats,
+            scale,
+            slots * head_dim,
+            ROWS=max(padded(heads // kv_heads), STREAM_ROWS),
+            TILE=cut.group,
+            num_warps=cut.group_warps,
+            launch_pdl=pdl,
+            **shape,
+        )
+    else:
+        flash_stream_kernel[(kv_heads, splits)](
+            q,
+            k,
+            v,
+            position,
+            table,
+            sums,
+            stats,
+            scale,
+            slots * head_dim,
+            ROWS=max(padded(heads // kv_heads), STREAM_ROWS),
+            BLOCK=cut.block,
+            STAGES=cut.stages,
+            num_warps=cut.stream_warps,
+            launch_pdl=pdl,
+            **shape,
+        )
+    fold, dims = fold_shape(splits, head_dim)
+    flash_fold_kernel[(heads, head_dim // dims)](
+        position,
+        sums,
+        stats,
+        out,
+        HEADS=heads,
+        HEAD_DIM=head_dim,
+        SPLIT=split,
+        FOLD=fold,
+        DIMS=dims,
+        PDL=pdl,
+        num_warps=1 if fold <= 32 else 4,
+        launch_pdl=pdl,
+    )
+
+
+def fold_shape(splits: int, head_dim: int) -> tuple[int, int]:
+    """(splits at once, dimensions a program) of `flash_fold_kernel`: one warp where a few splits are all there are."""
+    return min(padded(splits), 128), min(head_dim, 32)

@@ -1,0 +1,213 @@
+"""The kernels that attend to one split of the cache each; `flash_decode_triton` has the formula and launches them.
+
+All leave, for split s and query head h, `sums` [splits, heads, head_dim], the unnormalised sum, and `stats`
+[splits, 2, heads], the maximum of the scaled scores and the denominator.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def flash_tile_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    position_ptr,
+    table_ptr,
+    out_ptr,
+    sums_ptr,
+    stats_ptr,
+    scale,  # log2(e) / sqrt(D)
+    head_stride,  # elements from one head of the cache to the next
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,  # query heads a kv head
+    HEAD_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    TILE: tl.constexpr,  # positions a split
+    SINGLE: tl.constexpr,  # one split holds everything: write `out`, not the partial sums
+    PDL: tl.constexpr,
+):
+    """Grid: (HEADS, splits).
+
+    Before the wait: position, page table, and the keys and values of earlier steps. After it: q and the newest slot.
+    """
+    if PDL:
+        gdc_launch_dependents()
+    head = tl.program_id(0)
+    split = tl.program_id(1)
+    position = tl.load(position_ptr)
+    start = split * TILE
+    if start <= position:
+        places = start + tl.arange(0, TILE)
+        dims = tl.arange(0, HEAD_DIM)
+        base = (head // GROUP).to(tl.int64) * head_stride
+        slot = tl.load(table_ptr + start // PAGE) * PAGE + start % PAGE  # of the split's first position
+        offsets = base + ((slot + tl.arange(0, TILE)) * HEAD_DIM)[:, None] + dims[None, :]
+        earlier = (places < position)[:, None]
+        keys = tl.load(k_ptr + offsets, mask=earlier, other=0.0)
+        values = tl.load(v_ptr + offsets, mask=earlier, other=0.0)
+        newest = base + (slot + position - start) * HEAD_DIM + dims
+        holds_newest = (position < start + TILE) & (dims >= 0)
+        if PDL:
+            gdc_wait()
+        q = tl.load(q_ptr + head * HEAD_DIM + dims, eviction_policy="evict_last").to(tl.float32)
+        new_key = tl.load(k_ptr + newest, mask=holds_newest, other=0.0, eviction_policy="evict_last")
+        new_value = tl.load(v_ptr + newest, mask=holds_newest, other=0.0, eviction_policy="evict_last")
+        is_newest = (places == position)[:, None]
+        wide_keys = tl.where(is_newest, new_key[None, :], keys).to(tl.float32)
+        wide_values = tl.where(is_newest, new_value[None, :], values).to(tl.float32)
+        scores = tl.sum(wide_keys * q[None, :], axis=1) * scale
+        scores = tl.where(places <= position, scores, float("-inf"))
+        top = tl.max(scores, axis=0)
+        weights = tl.exp2(scores - top)
+        total = tl.sum(weights, axis=0)
+        mixed = tl.sum(wide_values * weights[:, None], axis=0)
+        if SINGLE:
+            tl.store(out_ptr + head * HEAD_DIM + dims, (mixed / total).to(out_ptr.dtype.element_ty))
+        else:
+            tl.store(sums_ptr + (split * HEADS + head) * HEAD_DIM + dims, mixed)
+            tl.store(stats_ptr + split * 2 * HEADS + head, top)
+            tl.store(stats_ptr + (split * 2 + 1) * HEADS + head, total)
+    elif PDL:
+        gdc_wait()
+
+
+@triton.jit
+def flash_group_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    position_ptr,
+    table_ptr,
+    sums_ptr,
+    stats_ptr,
+    scale,
+    head_stride,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,  # a power of two, at least GROUP and what tl.dot takes
+    HEAD_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    TILE: tl.constexpr,  # positions a split
+    PDL: tl.constexpr,
+):
+    """Grid: (kv_heads, splits). Results as `flash_tile_kernel`, and as there what is loaded before the wait."""
+    if PDL:
+        gdc_launch_dependents()
+    kv_head = tl.program_id(0)
+    split = tl.program_id(1)
+    position = tl.load(position_ptr)
+    start = split * TILE
+    if start <= position:
+        places = start + tl.arange(0, TILE)
+        dims = tl.arange(0, HEAD_DIM)
+        rows = tl.arange(0, ROWS)
+        shared = rows < GROUP
+        heads = kv_head * GROUP + rows
+        base = kv_head.to(tl.int64) * head_stride
+        slot = tl.load(table_ptr + start // PAGE) * PAGE + start % PAGE  # of the split's first position
+        offsets = base + ((slot + tl.arange(0, TILE)) * HEAD_DIM)[:, None] + dims[None, :]
+        earlier = (places < position)[:, None]
+        keys = tl.load(k_ptr + offsets, mask=earlier, other=0.0)
+        values = tl.load(v_ptr + offsets, mask=earlier, other=0.0)
+        newest = base + (slot + position - start) * HEAD_DIM + dims
+        holds_newest = (position < start + TILE) & (dims >= 0)
+        if PDL:
+            gdc_wait()
+        q = tl.load(
+            q_ptr + heads[:, None] * HEAD_DIM + dims[None, :],
+            mask=shared[:, None],
+            other=0.0,
+            eviction_policy="evict_last",
+        )
+        new_key = tl.load(k_ptr + newest, mask=holds_newest, other=0.0, eviction_policy="evict_last")
+        new_value = tl.load(v_ptr + newest, mask=holds_newest, other=0.0, eviction_policy="evict_last")
+        is_newest = (places == position)[:, None]
+        keys = tl.where(is_newest, new_key[None, :], keys)
+        values = tl.where(is_newest, new_value[None, :], values)
+        scores = tl.dot(q.to(keys.dtype), tl.trans(keys), input_precision="ieee") * scale
+        scores = tl.where((places <= position)[None, :], scores, float("-inf"))
+        top = tl.max(scores, axis=1)
+        weights = tl.exp2(scores - top[:, None])
+        mixed = tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+        tl.store(sums_ptr + (split * HEADS + heads[:, None]) * HEAD_DIM + dims[None, :], mixed, mask=shared[:, None])
+        tl.store(stats_ptr + split * 2 * HEADS + heads, top, mask=shared)
+        tl.store(stats_ptr + (split * 2 + 1) * HEADS + heads, tl.sum(weights, axis=1), mask=shared)
+    elif PDL:
+        gdc_wait()
+
+
+@triton.jit
+def flash_stream_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    position_ptr,
+    table_ptr,
+    sums_ptr,
+    stats_ptr,
+    scale,
+    head_stride,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,  # a power of two, at least GROUP and what tl.dot takes
+    HEAD_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,  # positions at once
+    STAGES: tl.constexpr,  # blocks in flight
+    PDL: tl.constexpr,
+):
+    """Grid: (kv_heads, pages). Results as `flash_tile_kernel`, a page a split.
+
+    The wait comes before the loop: a load inside one may be moved ahead of a wait inside it (triton #11905). Asking for
+    the page ahead of the wait, to L2, was tried and costs 7 % of a step at 32,768 positions.
+    """
+    if PDL:
+        gdc_launch_dependents()
+    kv_head = tl.program_id(0)
+    page = tl.program_id(1)
+    position = tl.load(position_ptr)
+    if page * PAGE <= position:
+        base = kv_head.to(tl.int64) * head_stride + tl.load(table_ptr + page).to(tl.int64) * PAGE * HEAD_DIM
+        if PDL:
+            gdc_wait()
+        rows = tl.arange(0, ROWS)
+        shared = rows < GROUP
+        heads = kv_head * GROUP + rows
+        dims = tl.arange(0, HEAD_DIM)
+        q = tl.load(
+            q_ptr + heads[:, None] * HEAD_DIM + dims[None, :],
+            mask=shared[:, None],
+            other=0.0,
+            eviction_policy="evict_last",
+        )
+        q = q.to(k_ptr.dtype.element_ty)
+        used = tl.minimum(position + 1 - page * PAGE, PAGE)
+        top = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        mixed = tl.zeros([ROWS, HEAD_DIM], tl.float32)
+        for start in tl.range(0, used, BLOCK, num_stages=STAGES):
+            places = start + tl.arange(0, BLOCK)
+            offsets = base + places[:, None] * HEAD_DIM + dims[None, :]
+            keys = tl.load(k_ptr + offsets, mask=(places < used)[:, None], other=0.0)
+            scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
+            scores = tl.where((places < used)[None, :], scores, float("-inf"))
+            higher = tl.maximum(top, tl.max(scores, axis=1))
+            kept = tl.exp2(top - higher)
+            weights = tl.exp2(scores - higher[:, None])
+            total = total * kept + tl.sum(weights, axis=1)
+            values = tl.load(v_ptr + offsets, mask=(places < used)[:, None], other=0.0)
+            mixed = mixed * kept[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+            top = higher
+        place = sums_ptr + (page * HEADS + heads[:, None]) * HEAD_DIM + dims[None, :]
+        tl.store(place, mixed, mask=shared[:, None])
+        tl.store(stats_ptr + page * 2 * HEADS + heads, top, mask=shared)
+        tl.store(stats_ptr + (page * 2 + 1) * HEADS + heads, total, mask=shared)
+    elif PDL:
+        gdc_wait()

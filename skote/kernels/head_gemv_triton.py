@@ -1,0 +1,108 @@
+"""The vocabulary's logits for one row, and the first stage of their maximum.
+
+logits = W (x / sqrt(mean(x^2) + eps) * norm);   best[p] = max over the rows of program p, first[p] = its lowest id
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from skote.kernels.launch import Tile, check_matrix, check_tensors, padded
+from skote.kernels.rms_norm import rms_norm_reference
+
+
+def head_gemv_reference(
+    x: torch.Tensor, norm: torch.Tensor, weight: torch.Tensor, logits: torch.Tensor, *, eps: float
+) -> None:
+    """The logits in framework ops, fp32 inside; arguments as `head_gemv`."""
+    logits.copy_((weight.float() * rms_norm_reference(x, norm, eps)).sum(-1))
+
+
+@triton.jit
+def head_gemv_kernel(
+    x_ptr,
+    norm_ptr,
+    weight_ptr,
+    logits_ptr,
+    best_ptr,
+    first_ptr,
+    eps,
+    vocab,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,  # a power of two, at least HIDDEN
+    ROWS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid: (ceil(vocab / ROWS),). Before the wait: weights. After it: x, and all writes."""
+    if PDL:
+        gdc_launch_dependents()
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    there = rows < vocab
+    columns = tl.arange(0, BLOCK)
+    inside = columns < HIDDEN
+    weight = tl.load(
+        weight_ptr + rows.to(tl.int64)[:, None] * HIDDEN + columns[None, :],
+        mask=there[:, None] & inside[None, :],
+        other=0.0,
+        eviction_policy="evict_first",
+    )
+    norm = tl.load(norm_ptr + columns, mask=inside, other=0.0)
+    if PDL:
+        gdc_wait()
+    x = tl.load(x_ptr + columns, mask=inside, other=0.0, eviction_policy="evict_last")
+    scale = tl.rsqrt(tl.sum(x * x, axis=0) / HIDDEN + eps)
+    normed = x * norm.to(tl.float32)
+    logits = tl.sum(weight.to(tl.float32) * normed[None, :], axis=1) * scale
+    tl.store(logits_ptr + rows, logits, mask=there)
+    best = tl.max(tl.where(there, logits, float("-inf")), axis=0)
+    first = tl.min(tl.where(there & (logits == best), rows, vocab - 1), axis=0)
+    tl.store(best_ptr + tl.program_id(0), best)
+    tl.store(first_ptr + tl.program_id(0), first)
+
+
+def head_gemv(
+    x: torch.Tensor,
+    norm: torch.Tensor,
+    weight: torch.Tensor,
+    logits: torch.Tensor,
+    best: torch.Tensor,
+    first: torch.Tensor,
+    *,
+    eps: float,
+    tile: Tile,
+    pdl: bool,
+) -> None:
+    """Launch the kernel: `x` [hidden] fp32, `norm` [hidden], `weight` [vocab, hidden]; writes fp32 `logits` [vocab].
+
+    `best` (fp32) and `first` (int32) hold one entry a program, `ceil(vocab / tile.rows)` of them, and are written.
+
+    Raises:
+        TypeError, ValueError: what `check_tensors` and `check_matrix` refuse, or a result with another length.
+    """
+    check_tensors("head_gemv", x=x, norm=norm, weight=weight, logits=logits, best=best, first=first)
+    vocab, hidden = logits.shape[0], x.shape[0]
+    check_matrix("head_gemv", weight, vocab, hidden)
+    programs = triton.cdiv(vocab, tile.rows)
+    if best.shape != (programs,) or first.shape != (programs,):
+        raise ValueError(f"head_gemv: best and first must have {programs} entries, one a program.")
+    head_gemv_kernel[(programs,)](
+        x,
+        norm,
+        weight,
+        logits,
+        best,
+        first,
+        eps,
+        vocab,
+        HIDDEN=hidden,
+        BLOCK=padded(hidden),
+        ROWS=tile.rows,
+        PDL=pdl,
+        num_warps=tile.warps,
+        launch_pdl=pdl,
+    )

@@ -1,0 +1,73 @@
+"""What the decode kernels share: the checks at a launcher's door, and a matrix-vector tile.
+
+Their rules for programmatic dependent launch, which `tests/kernels/test_sm90.py` reads in the machine code:
+
+- a kernel lets its successor start at once, so that the successor's weights are on their way while it still computes;
+- every program waits before its first dependent read and before its first write, also one with nothing to do;
+- what is read before the wait is constant within a step: weights (`evict_first`, they are not read again), tables,
+  position, and the cache's older slots. What depends on a kernel of the step is read after it, with `evict_last`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+
+MAX_COLUMNS = 32768
+"""Longest row of a weight matrix: a program holds whole rows in registers."""
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class Tile(NamedTuple):
+    """How a matrix-vector kernel is cut: `rows` of the matrix a program (a power of two), and its warps."""
+
+    rows: int
+    warps: int
+
+
+def check_tensors(op: str, **tensors: torch.Tensor) -> None:
+    """Check that all `tensors` lie contiguous on one CUDA device.
+
+    Raises:
+        TypeError: a tensor that is not on CUDA.
+        ValueError: a tensor that is not contiguous, or on another device than the first.
+    """
+    devices = {tensor.device for tensor in tensors.values()}
+    for name, tensor in tensors.items():
+        if tensor.device.type != "cuda":
+            raise TypeError(f"{op}: {name} is on {tensor.device}; the kernel takes CUDA tensors alone.")
+        if not tensor.is_contiguous():
+            raise ValueError(f"{op}: {name} is not contiguous; call .contiguous() first.")
+    if len(devices) > 1:
+        raise ValueError(f"{op}: the tensors lie on several devices ({', '.join(sorted(map(str, devices)))}).")
+
+
+def check_matrix(op: str, weight: torch.Tensor, rows: int | None, columns: int) -> None:
+    """Check that `weight` is a matrix of `rows` (None: any number) by `columns` that a matrix-vector kernel takes.
+
+    Raises:
+        TypeError: not fp32, fp16 or bf16.
+        ValueError: another shape, or rows longer than `MAX_COLUMNS`.
+    """
+    if weight.dtype not in DTYPES:
+        raise TypeError(f"{op}: the weight is {weight.dtype}; the kernel takes fp32, fp16 and bf16.")
+    if weight.ndim != 2 or weight.shape[1] != columns or rows not in (None, weight.shape[0]):
+        raise ValueError(f"{op}: the weight has shape {tuple(weight.shape)}, expected ({rows or 'any'}, {columns}).")
+    if not 1 <= columns <= MAX_COLUMNS:
+        raise ValueError(f"{op}: rows of {columns} elements; the kernel takes 1 to {MAX_COLUMNS}.")
+
+
+def check_tile(op: str, tile: Tile, rows: int) -> None:
+    """Raises:
+    ValueError: `rows` rows are not a whole number of tiles.
+    """
+    if rows % tile.rows:
+        raise ValueError(f"{op}: {rows} rows are not a multiple of the tile's {tile.rows}.")
+
+
+def padded(columns: int) -> int:
+    """The power of two that covers a row of `columns` elements."""
+    return int(triton.next_power_of_2(columns))

@@ -1,0 +1,184 @@
+"""The head of a decoder layer, for one row: RMSNorm, fused q/k/v projection, RoPE, and the write to the KV cache.
+
+    n = x / sqrt(mean(x^2) + eps) * norm;   q | k | v = W n;   q, k rotated at the row's position;   cache[slot] = k, v
+
+Position p lives in slot table[p // PAGE] * PAGE + p % PAGE of every head. A program takes rows i and i + D/2 of one
+head, the two halves of a rotated pair, so that the rotation needs no other program. The norm's scale is one number and
+is applied to the products: the projection does not wait for it.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from skote.kernels.launch import Tile, check_matrix, check_tensors, check_tile, padded
+from skote.kernels.rms_norm import rms_norm_reference
+from skote.kernels.rope import apply_rope
+
+
+def qkv_gemv_reference(
+    x: torch.Tensor,
+    norm: torch.Tensor,
+    weight: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    position: torch.Tensor,
+    table: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    eps: float,
+    page: int,
+) -> None:
+    """The same in framework ops; arguments as `qkv_gemv`."""
+    heads, kv_heads, head_dim = q.shape[0], k.shape[0], q.shape[1]
+    rows = (weight.float() * rms_norm_reference(x, norm, eps)).sum(-1).view(-1, head_dim)
+    new_q, new_k, new_v = rows.split((heads, kv_heads, kv_heads))
+    at = int(position)
+    slot = int(table[at // page]) * page + at % page
+    q.copy_(apply_rope(new_q, cos[at], sin[at]))
+    k[:, slot] = apply_rope(new_k, cos[at], sin[at]).to(k.dtype)
+    v[:, slot] = new_v.to(v.dtype)
+
+
+@triton.jit
+def qkv_gemv_kernel(
+    x_ptr,
+    norm_ptr,
+    weight_ptr,
+    cos_ptr,
+    sin_ptr,
+    position_ptr,
+    table_ptr,
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    eps,
+    head_stride,  # elements from one head of the cache to the next
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,  # a power of two, at least HIDDEN
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAIRS: tl.constexpr,  # rotated pairs a program
+    PAGE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid: ((HEADS + 2 KV_HEADS) * HEAD_DIM / 2 / PAIRS,). See the file's formula.
+
+    Before the wait: weights, and position, page and rope tables, which are constant within a step.
+    """
+    if PDL:
+        gdc_launch_dependents()
+    HALF: tl.constexpr = HEAD_DIM // 2
+    head = tl.program_id(0) // (HALF // PAIRS)  # q heads first, then k, then v
+    pairs = tl.program_id(0) % (HALF // PAIRS) * PAIRS + tl.arange(0, PAIRS)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < HIDDEN
+    offsets = (head * HEAD_DIM + pairs)[:, None] * HIDDEN + columns[None, :]
+    first = tl.load(weight_ptr + offsets, mask=inside[None, :], other=0.0, eviction_policy="evict_first")
+    second = tl.load(
+        weight_ptr + HALF * HIDDEN + offsets, mask=inside[None, :], other=0.0, eviction_policy="evict_first"
+    )
+    norm = tl.load(norm_ptr + columns, mask=inside, other=0.0)
+    position = tl.load(position_ptr)
+    rotated = head < HEADS + KV_HEADS
+    cos = tl.load(cos_ptr + position * HEAD_DIM + pairs, mask=(pairs < HALF) & rotated, other=1.0)
+    sin = tl.load(sin_ptr + position * HEAD_DIM + pairs, mask=(pairs < HALF) & rotated, other=0.0)
+    slot = tl.load(table_ptr + position // PAGE) * PAGE + position % PAGE
+    if PDL:
+        gdc_wait()
+    x = tl.load(x_ptr + columns, mask=inside, other=0.0, eviction_policy="evict_last")
+    scale = tl.rsqrt(tl.sum(x * x, axis=0) / HIDDEN + eps)
+    normed = x * norm.to(tl.float32)
+    low = tl.sum(first.to(tl.float32) * normed[None, :], axis=1) * scale
+    high = tl.sum(second.to(tl.float32) * normed[None, :], axis=1) * scale
+    rotated_low = low * cos - high * sin
+    rotated_high = high * cos + low * sin
+    if head < HEADS:
+        tl.store(q_ptr + head * HEAD_DIM + pairs, rotated_low.to(q_ptr.dtype.element_ty))
+        tl.store(q_ptr + head * HEAD_DIM + HALF + pairs, rotated_high.to(q_ptr.dtype.element_ty))
+    elif head < HEADS + KV_HEADS:
+        place = k_ptr + (head - HEADS).to(tl.int64) * head_stride + slot * HEAD_DIM + pairs
+        tl.store(place, rotated_low.to(k_ptr.dtype.element_ty))
+        tl.store(place + HALF, rotated_high.to(k_ptr.dtype.element_ty))
+    else:
+        place = v_ptr + (head - HEADS - KV_HEADS).to(tl.int64) * head_stride + slot * HEAD_DIM + pairs
+        tl.store(place, rotated_low.to(v_ptr.dtype.element_ty))
+        tl.store(place + HALF, rotated_high.to(v_ptr.dtype.element_ty))
+
+
+def qkv_gemv(
+    x: torch.Tensor,
+    norm: torch.Tensor,
+    weight: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    position: torch.Tensor,
+    table: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    eps: float,
+    page: int,
+    tile: Tile,
+    pdl: bool,
+) -> None:
+    """Launch the kernel.
+
+    Args:
+        x: `[hidden]`, fp32, the residual stream.
+        norm, weight: `[hidden]` and `[(heads + 2 kv_heads) * head_dim, hidden]`.
+        cos, sin: `[positions, head_dim]`, fp32.
+        position: int32 `[1]`, the row's newest position; not written by any kernel of the same step before its last.
+        table: int32, physical page of each logical one.
+        q: `[heads, head_dim]`, written.
+        k, v: `[kv_heads, slots, head_dim]`, one slot of each head written.
+        tile: `rows` counts both halves of the pairs.
+
+    Raises:
+        TypeError, ValueError: what the checks of `launch` refuse, and shapes that do not match.
+    """
+    check_tensors("qkv_gemv", x=x, norm=norm, weight=weight, cos=cos, sin=sin, position=position, table=table, q=q)
+    check_tensors("qkv_gemv", k=k, v=v)
+    (heads, head_dim), (kv_heads, slots, _) = q.shape, k.shape
+    hidden = x.shape[0]
+    rows = (heads + 2 * kv_heads) * head_dim
+    check_matrix("qkv_gemv", weight, rows, hidden)
+    check_tile("qkv_gemv", tile, head_dim)
+    if k.shape != v.shape or k.shape[2] != head_dim or cos.shape != sin.shape or cos.shape[1] != head_dim:
+        raise ValueError(
+            f"qkv_gemv: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}, cos {tuple(cos.shape)} and "
+            f"sin {tuple(sin.shape)} do not belong together."
+        )
+    qkv_gemv_kernel[(rows // tile.rows,)](
+        x,
+        norm,
+        weight,
+        cos,
+        sin,
+        position,
+        table,
+        q,
+        k,
+        v,
+        eps,
+        slots * head_dim,
+        HIDDEN=hidden,
+        BLOCK=padded(hidden),
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        PAIRS=tile.rows // 2,
+        PAGE=page,
+        PDL=pdl,
+        num_warps=tile.warps,
+        launch_pdl=pdl,
+    )

@@ -1,0 +1,130 @@
+"""After a prefill's q/k/v projection: rotate q and k in place, and write k and v to the paged cache.
+
+Token t is position t. It lives in slot table[t // PAGE] * PAGE + t % PAGE of every head; tokens from `capacity` on, the
+padding of a bucket, are rotated and not written.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from skote.kernels.launch import check_tensors, padded
+from skote.kernels.rope import apply_rope
+
+
+def rope_write_reference(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    table: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    page: int,
+) -> None:
+    """The same in framework ops; arguments as `rope_write`."""
+    kept, kv_heads = min(qkv.shape[0], cos.shape[0]), k.shape[0]
+    places = torch.arange(kept, device=qkv.device)
+    turned = qkv[:kept, :-kv_heads]
+    turned.copy_(apply_rope(turned, cos[places, None], sin[places, None]))
+    slots = table[places // page].long() * page + places % page
+    k[:, slots] = qkv[:kept, -2 * kv_heads : -kv_heads].transpose(0, 1)
+    v[:, slots] = qkv[:kept, -kv_heads:].transpose(0, 1)
+
+
+@triton.jit
+def rope_write_kernel(
+    qkv_ptr,
+    cos_ptr,
+    sin_ptr,
+    table_ptr,
+    k_ptr,
+    v_ptr,
+    capacity,
+    head_stride,  # elements from one head of the cache to the next
+    HEADS: tl.constexpr,  # query heads
+    KV_HEADS: tl.constexpr,
+    BLOCK: tl.constexpr,  # a power of two, at least HEADS + 2 KV_HEADS
+    HEAD_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+):
+    """Grid: (tokens,). One program a token, all its heads; v is rotated by the angle 0."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    token = tl.program_id(0)
+    heads = tl.arange(0, BLOCK)
+    dims = tl.arange(0, HALF)
+    there = (heads < HEADS + 2 * KV_HEADS)[:, None]
+    low_ptr = (
+        qkv_ptr + token.to(tl.int64) * (HEADS + 2 * KV_HEADS) * HEAD_DIM + heads[:, None] * HEAD_DIM + dims[None, :]
+    )
+    low = tl.load(low_ptr, mask=there, other=0.0)
+    high = tl.load(low_ptr + HALF, mask=there, other=0.0)
+    place = tl.minimum(token, capacity - 1)
+    cos = tl.load(cos_ptr + place * HEAD_DIM + dims)[None, :]
+    sin = tl.load(sin_ptr + place * HEAD_DIM + dims)[None, :]
+    turned = (heads < HEADS + KV_HEADS)[:, None]
+    new_low = tl.where(turned, low.to(tl.float32) * cos - high.to(tl.float32) * sin, low.to(tl.float32)).to(low.dtype)
+    new_high = tl.where(turned, high.to(tl.float32) * cos + low.to(tl.float32) * sin, high.to(tl.float32)).to(low.dtype)
+    tl.store(low_ptr, new_low, mask=there & turned)
+    tl.store(low_ptr + HALF, new_high, mask=there & turned)
+    slot = tl.load(table_ptr + place // PAGE) * PAGE + place % PAGE
+    kept = token < capacity
+    is_key = (heads >= HEADS) & (heads < HEADS + KV_HEADS)
+    keys = k_ptr + (heads - HEADS).to(tl.int64)[:, None] * head_stride + slot * HEAD_DIM + dims[None, :]
+    tl.store(keys, new_low, mask=is_key[:, None] & kept)
+    tl.store(keys + HALF, new_high, mask=is_key[:, None] & kept)
+    is_value = (heads >= HEADS + KV_HEADS) & (heads < HEADS + 2 * KV_HEADS)
+    values = v_ptr + (heads - HEADS - KV_HEADS).to(tl.int64)[:, None] * head_stride + slot * HEAD_DIM + dims[None, :]
+    tl.store(values, new_low, mask=is_value[:, None] & kept)
+    tl.store(values + HALF, new_high, mask=is_value[:, None] & kept)
+
+
+def rope_write(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    table: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    page: int,
+) -> None:
+    """Launch the kernel.
+
+    Args:
+        qkv: `[tokens, heads + 2 kv_heads, head_dim]`, q and k rotated in place.
+        cos, sin: `[capacity, head_dim]`, fp32: the positions that the cache may hold.
+        table: int32, physical page of each logical one.
+        k, v: `[kv_heads, slots, head_dim]`, written.
+
+    Raises:
+        TypeError, ValueError: what `check_tensors` refuses, and shapes that do not match.
+    """
+    check_tensors("rope_write", qkv=qkv, cos=cos, sin=sin, table=table, k=k, v=v)
+    tokens, all_heads, head_dim = qkv.shape
+    kv_heads, slots, _ = k.shape
+    capacity = cos.shape[0]
+    if k.shape != v.shape or k.shape[2] != head_dim or cos.shape != sin.shape or cos.shape[1] != head_dim:
+        raise ValueError(f"rope_write: qkv {tuple(qkv.shape)}, k {tuple(k.shape)} and cos {tuple(cos.shape)} differ.")
+    if capacity > slots or table.numel() * page < capacity or padded(head_dim) != head_dim:
+        raise ValueError(f"rope_write: {capacity} positions do not fit {slots} slots in {table.numel()} pages.")
+    rope_write_kernel[(tokens,)](
+        qkv,
+        cos,
+        sin,
+        table,
+        k,
+        v,
+        capacity,
+        slots * head_dim,
+        HEADS=all_heads - 2 * kv_heads,
+        KV_HEADS=kv_heads,
+        BLOCK=padded(all_heads),
+        HEAD_DIM=head_dim,
+        PAGE=page,
+        num_warps=4,
+    )

@@ -1,0 +1,43 @@
+"""The Triton kernel of SwiGLU's elementwise half (formula and reference in `silu_mul`), for the rows of a prefill."""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from skote.kernels.launch import check_tensors
+
+_BLOCK = 1024
+
+
+@triton.jit
+def silu_mul_kernel(gate_up_ptr, out_ptr, INTERMEDIATE: tl.constexpr, BLOCK: tl.constexpr):
+    """Grid: (rows, ceil(INTERMEDIATE / BLOCK)). `out` [rows, INTERMEDIATE] = silu(gate) * up, fp32 inside."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < INTERMEDIATE
+    gate_ptr = gate_up_ptr + row * 2 * INTERMEDIATE + columns
+    gate = tl.load(gate_ptr, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_ptr + INTERMEDIATE, mask=inside, other=0.0).to(tl.float32)
+    out = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(out_ptr + row * INTERMEDIATE + columns, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def silu_mul_triton(gate_up: torch.Tensor) -> torch.Tensor:
+    """Launch the kernel on `gate_up` [rows, 2 * intermediate], gate first: `[rows, intermediate]` in its dtype.
+
+    Raises:
+        TypeError, ValueError: what `check_tensors` refuses, or an odd number of columns.
+    """
+    check_tensors("silu_mul_triton", gate_up=gate_up)
+    rows, columns = gate_up.shape
+    if columns % 2:
+        raise ValueError(f"silu_mul_triton: {columns} columns are not gate and up of one length.")
+    out = torch.empty(rows, columns // 2, dtype=gate_up.dtype, device=gate_up.device)
+    silu_mul_kernel[(rows, triton.cdiv(columns // 2, _BLOCK))](
+        gate_up, out, INTERMEDIATE=columns // 2, BLOCK=_BLOCK, num_warps=4
+    )
+    return out

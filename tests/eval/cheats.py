@@ -1,0 +1,26 @@
+"""Engines that cheat."""
+
+from __future__ import annotations
+
+from skote.runtime.engine import SkotergyEngine
+
+
+class SkipPrefillEngine(SkotergyEngine):
+    """Reads a prompt once, and answers every later request from what is in the cache. Faster, and wrong."""
+
+    _first_logits = None
+
+    def _prefill_one(self, request):
+        if self._first_logits is None:
+            self._first_logits = super()._prefill_one(request)
+        return self._first_logits
+
+
+class MadeUpEngine(SkotergyEngine):
+    """Scores honestly, and answers with the same token over and over without computing anything."""
+
+    def generate(self, requests, emit):
+        for row, request in enumerate(requests):
+            for _ in range(request.max_new_tokens):
+                emit(row, (7,))
+        return ["length"] * len(requests)

@@ -1,0 +1,28 @@
+"""Runs the kernels' tests through Triton's interpreter, in a process of its own: it is chosen at Triton's import."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+FILES = ("test_decode_triton.py", "test_prefill_triton.py")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", FILES)
+def test_kernels_equal_their_references_in_the_interpreter(file):
+    path = Path(__file__).with_name(file)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(path)],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
+    assert "skipped" not in done.stdout

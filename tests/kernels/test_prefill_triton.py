@@ -1,0 +1,79 @@
+"""The prefill's kernels against their references: on CUDA, or in Triton's interpreter (see test_interpreter.py)."""
+
+import pytest
+import torch
+import triton
+
+from skote.kernels.add_rms_norm_triton import add_rms_norm_kernel, add_rms_norm_reference
+from skote.kernels.rope import inverse_frequencies, rope_table
+from skote.kernels.rope_write_triton import rope_write_kernel, rope_write_reference
+from skote.kernels.silu_mul import silu_mul
+from skote.kernels.silu_mul_triton import silu_mul_kernel
+
+INTERPRETED = triton.knobs.runtime.interpret
+pytestmark = [] if INTERPRETED else [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA")]
+DEVICE = "cpu" if INTERPRETED else "cuda"
+DTYPES = [torch.float32, torch.float16] if INTERPRETED else [torch.float32, torch.float16, torch.bfloat16]
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+def draw(*shape, dtype=torch.float32):
+    return torch.randn(*shape, device=DEVICE).to(dtype)
+
+
+def assert_near(result, expected, dtype):
+    error = (result.float() - expected.float()).norm() / expected.float().norm()
+    assert error < TOLERANCE[dtype], float(error)
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(7)
+
+
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_add_rms_norm(dtype, add):
+    x, delta, norm = draw(5, 24), draw(5, 24, dtype=dtype), draw(24, dtype=dtype)
+    expected_x = x.clone()
+    out, expected = (torch.full((5, 24), torch.nan, dtype=dtype, device=DEVICE) for _ in range(2))
+    add_rms_norm_reference(expected_x, delta if add else None, norm, expected, eps=1e-5)
+    add_rms_norm_kernel[(5,)](x, delta, norm, out, 24, 1e-5, BLOCK=32, ADD=add)
+    assert torch.equal(x, expected_x)
+    assert_near(out, expected, dtype)
+
+
+@pytest.mark.parametrize("capacity", [12, 9])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rope_write_fills_the_pages_and_leaves_out_what_is_beyond_the_capacity(dtype, capacity):
+    heads, kv_heads, head_dim, tokens, page, slots = 3, 1, 16, 11, 4, 12
+    cos, sin = rope_table(capacity, inverse_frequencies(head_dim, 10000.0).to(DEVICE))
+    table = torch.tensor([2, 0, 1], dtype=torch.int32, device=DEVICE)
+    given = draw(tokens, heads + 2 * kv_heads, head_dim, dtype=dtype)
+    results = []
+    for run in ("kernel", "reference"):
+        qkv = given.clone()
+        k, v = (torch.zeros(kv_heads, slots, head_dim, dtype=dtype, device=DEVICE) for _ in range(2))
+        if run == "reference":
+            rope_write_reference(qkv, cos, sin, table, k, v, page=page)
+        else:
+            rope_write_kernel[(tokens,)](
+                qkv, cos, sin, table, k, v, capacity, slots * head_dim,
+                HEADS=heads, KV_HEADS=kv_heads, BLOCK=8, HEAD_DIM=head_dim, PAGE=page,
+            )  # fmt: skip
+        results.append((qkv, k, v))
+    (qkv, k, v), (expected_qkv, expected_k, _) = results
+    within = min(tokens, capacity)
+    written = [int(table[place // page]) * page + place % page for place in range(within)]
+    assert_near(qkv[:within], expected_qkv[:within], dtype)
+    assert_near(k[:, written], expected_k[:, written], dtype)
+    assert torch.equal(v[0, written], given[:within, -1])
+    assert int((v != 0).any(-1).sum()) == within
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_silu_mul(dtype):
+    gate_up = draw(3, 2 * 40, dtype=dtype)
+    out = torch.full((3, 40), torch.nan, dtype=dtype, device=DEVICE)
+    silu_mul_kernel[(3, 2)](gate_up, out, INTERMEDIATE=40, BLOCK=32)
+    assert_near(out, silu_mul(gate_up.float()), dtype)

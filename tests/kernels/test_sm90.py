@@ -1,0 +1,143 @@
+"""The decode kernels' machine code for sm_90, compiled without a GPU: what comes before the wait, what after.
+
+In it ACQBULK is the wait, PREEXIT lets the successor start, a load's EF marks weights (evict_first) and its EL what
+depends on the kernels before (evict_last), which is how the kernels' sources mark them (see `skote.kernels.launch`).
+"""
+
+import importlib.util
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+triton = pytest.importorskip("triton")
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from skote.kernels import (  # noqa: E402
+    flash_decode_triton,
+    flash_split_triton,
+    gate_up_gemv_triton,
+    greedy_token_triton,
+    head_gemv_triton,
+    qkv_gemv_triton,
+    residual_gemv_triton,
+)
+
+pytestmark = [
+    pytest.mark.skipif(triton.knobs.runtime.interpret, reason="the interpreter compiles nothing"),
+    pytest.mark.skipif(sys.platform != "linux", reason="Triton's wheel has ptxas and cuobjdump on Linux"),
+]
+
+FP32_POINTERS = {"x_ptr", "cos_ptr", "sin_ptr", "sums_ptr", "stats_ptr", "logits_ptr", "best_ptr"}
+INT32_POINTERS = {"position_ptr", "table_ptr", "first_ptr", "history_ptr"}
+SCALARS = {"eps": "fp32", "scale": "fp32", "head_stride": "i32", "vocab": "i32", "programs": "i32"}
+HEADS = {"HEADS": 32, "GROUP": 4, "HEAD_DIM": 128}
+KERNELS = {
+    "qkv_gemv": (
+        qkv_gemv_triton,
+        8,
+        {"HIDDEN": 4096, "BLOCK": 4096, "HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": 128, "PAIRS": 2, "PAGE": 256},
+    ),
+    "flash_tile": (flash_split_triton, 4, {**HEADS, "PAGE": 256, "TILE": 64, "SINGLE": False}),
+    "flash_group": (flash_split_triton, 8, {**HEADS, "ROWS": 16, "PAGE": 256, "TILE": 64}),
+    "flash_stream": (flash_split_triton, 4, {**HEADS, "ROWS": 16, "PAGE": 256, "BLOCK": 64, "STAGES": 2}),
+    "flash_fold": (flash_decode_triton, 1, {"HEADS": 32, "HEAD_DIM": 128, "SPLIT": 64, "FOLD": 16, "DIMS": 32}),
+    "residual_gemv": (residual_gemv_triton, 16, {"COLUMNS": 14336, "BLOCK": 16384, "ROWS": 2}),
+    "gate_up_gemv": (gate_up_gemv_triton, 4, {"HIDDEN": 4096, "INTERMEDIATE": 14336, "BLOCK": 4096, "ROWS": 2}),
+    "head_gemv": (head_gemv_triton, 4, {"HIDDEN": 4096, "BLOCK": 4096, "ROWS": 4}),
+    "greedy_token": (greedy_token_triton, 32, {"HIDDEN": 4096, "BLOCK": 4096, "PROGRAMS": 32768}),
+}
+PROJECTIONS = ("qkv_gemv", "residual_gemv", "gate_up_gemv", "head_gemv")
+
+
+def machine_code(module: ModuleType, name: str, tmp_path: Path) -> list[str]:
+    """The opcodes of kernel `name` of `module`, compiled in bf16 for sm_90 with PDL on, in the order of the code."""
+    _, warps, constants = KERNELS[name]
+    kernel = getattr(module, f"{name}_kernel")
+    constants = {**constants, "PDL": True}
+    signature, attributes = {}, {}
+    for index, argument in enumerate(kernel.arg_names):
+        if argument in constants:
+            signature[argument] = "constexpr"
+        elif argument in SCALARS:
+            signature[argument] = SCALARS[argument]
+        else:
+            kind = "fp32" if argument in FP32_POINTERS else "i32" if argument in INT32_POINTERS else "bf16"
+            signature[argument] = f"*{kind}"
+        if argument == "head_stride" or argument.endswith("_ptr"):
+            attributes[index,] = [["tt.divisibility", 16]]
+    places = {(kernel.arg_names.index(argument),): value for argument, value in constants.items()}
+    source = ASTSource(kernel, signature, constexprs=places, attrs=attributes)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    binary = tmp_path / f"{name}.cubin"
+    binary.write_bytes(compiled.asm["cubin"])
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    listing = subprocess.run([tool, "--dump-sass", binary], capture_output=True, text=True, check=True).stdout
+    return re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", listing)
+
+
+def violations(opcodes: list[str], name: str) -> list[str]:
+    """What the machine code breaks of the rules in `skote.kernels.launch`."""
+    if "ACQBULK" not in opcodes:
+        return ["there is no wait"]
+    found = []
+    wait = opcodes.index("ACQBULK")
+    before, after = opcodes[:wait], opcodes[wait:]
+    if "PREEXIT" not in before:
+        found.append("the successor may not start before the wait")
+    if any(code.startswith("STG") for code in before):
+        found.append("a write comes before the wait")
+    if any(code.startswith("LDG.") and ".EL" in code for code in before):
+        found.append("a dependent read comes before the wait")
+    if not any(code.startswith("LDG.") and ".EL" in code for code in after):
+        found.append("no dependent read comes after the wait")
+    if any(code.startswith("LDGSTS") for code in before):
+        found.append("a read of a pipelined loop comes before the wait")
+    if name in PROJECTIONS:
+        if any(".EF" in code for code in after):
+            found.append("a weight is read after the wait")
+        if sum(".EF" in code and code.endswith(".128") for code in before) < 4:
+            found.append("the weights are not read in wide loads before the wait")
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KERNELS)
+def test_loads_and_stores_are_on_their_side_of_the_wait(name: str, tmp_path: Path) -> None:
+    opcodes = machine_code(KERNELS[name][0], name, tmp_path)
+    assert violations(opcodes, name) == []
+    assert not [code for code in opcodes if code.startswith(("LDL", "STL"))], "registers spill to memory"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_kernel_without_its_wait_is_found_out(name: str, tmp_path: Path) -> None:
+    source = inspect.getsource(KERNELS[name][0])
+    assert "gdc_wait()" in source
+    path = tmp_path / f"{name}_hasty.py"
+    path.write_text(source.replace("gdc_wait()", "pass"), encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    hasty = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hasty)
+    assert violations(machine_code(hasty, name, tmp_path), name) == ["there is no wait"]
+
+
+def test_the_rules_see_each_way_of_breaking_them() -> None:
+    good = ["PREEXIT", *["LDG.E.EF.128"] * 4, "ACQBULK", "LDG.E.EL.128", "STG.E"]
+    assert violations(good, "qkv_gemv") == []
+    assert violations(["STG.E", *good], "qkv_gemv") == ["a write comes before the wait"]
+    assert violations(["LDG.E.EL.128", *good], "qkv_gemv") == ["a dependent read comes before the wait"]
+    assert violations([*good, "LDG.E.EF.128"], "qkv_gemv") == ["a weight is read after the wait"]
+    assert violations(["LDGSTS.E.BYPASS.128", *good], "qkv_gemv") == [
+        "a read of a pipelined loop comes before the wait"
+    ]
+    assert violations(good[1:], "qkv_gemv") == ["the successor may not start before the wait"]
+    assert violations(["PREEXIT", *good[3:]], "qkv_gemv") == ["the weights are not read in wide loads before the wait"]
+    assert violations(["PREEXIT", "ACQBULK", "STG.E"], "flash_fold") == ["no dependent read comes after the wait"]
