@@ -117,13 +117,14 @@ class SkotergyEngine:
     @torch.no_grad()
     def describe(self) -> dict[str, Any]:
         """As `Engine.describe`."""
-        step = "compiled" if self._step.compiled else "plain" if self._closure is None else "captured"
+        plain = ("compiled" if self._step.compiled else "plain", self._decoder.gemm)
+        step, prefill = plain if self._closure is None else ("captured", "captured graphs")
         paths: dict[str, dict[str, int]] = {}
         for (op, path), count in sorted(self._decoder.paths.items()):
             paths.setdefault(op, {})[path] = count
         return {
             "tier": 1,
-            "tier_reason": f"model_type llama has an adapter; decode step {step}, prefill by {self._decoder.gemm}",
+            "tier_reason": f"model_type llama has an adapter; decode step {step}, prefill by {prefill}",
             "weights_fingerprint": self._fingerprint,
             "parameters": self.spec.parameters,
             "bytes_per_token": self.spec.bytes_per_token(self._dtype.itemsize),
