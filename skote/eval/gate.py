@@ -16,10 +16,10 @@ from skote.eval.arms import Arm
 from skote.eval.measure import Arm as ArmName
 from skote.eval.measure import run_pass
 from skote.eval.parity import (
-    NEAR_TIE_LOGITS,
     Divergence,
     ForcedErrors,
     Ids,
+    are_choices,
     find_divergences,
     forced_errors,
     forced_parity,
@@ -44,16 +44,25 @@ class ParityGate:
 
     Args:
         candidate, baseline: the started arms.
+        dtype: of both arms.
         reference: starts an fp32 replica for a while; None in fp32, where tokens must be equal.
         eos_ids: what may end a text early.
         seed: of the bootstrap.
     """
 
     def __init__(
-        self, candidate: Arm, baseline: Arm, *, reference: Reference | None, eos_ids: Sequence[int], seed: int
+        self,
+        candidate: Arm,
+        baseline: Arm,
+        *,
+        dtype: str,
+        reference: Reference | None,
+        eos_ids: Sequence[int],
+        seed: int,
     ) -> None:
         self._arms: dict[ArmName, Arm] = {"candidate": candidate, "baseline": baseline}
-        self._reference, self._eos_ids, self._seed = reference, frozenset(eos_ids), seed
+        self._dtype, self._reference, self._seed = dtype, reference, seed
+        self._eos_ids = frozenset(eos_ids)
         self._requests: dict[str, Request] = {}
         self._outputs: dict[ArmName, dict[str, Ids]] = {"candidate": {}, "baseline": {}}
         self._divergences: list[Divergence] = []
@@ -111,7 +120,7 @@ class ParityGate:
             own = self._outputs[name][request.request_id]
             chosen_from = logits[name] if own == forced else self._score(name, request, own)
             ended = len(own) == request.max_new_tokens or own[-1] in self._eos_ids
-            if not ended or token_gaps(chosen_from, own).max() >= NEAR_TIE_LOGITS:
+            if not ended or not are_choices(chosen_from, own, self._dtype):
                 self._inconsistent.append(f"{name} {request.request_id}")
 
     def _score(self, name: ArmName, request: Request, ids: Ids) -> Any:  # noqa: ANN401 (logits, see Engine.score)

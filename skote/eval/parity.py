@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 NEAR_TIE_LOGITS = 1e-3
 """A choice that trails the best by less than this many logits may be fp32 rounding."""
+ROUNDING = {"fp32": 0.0, "tf32": 2.0**-10, "fp16": 2.0**-10, "bf16": 2.0**-7}
+"""The spacing of numbers in each dtype, relative to their size: how far two logits that differ by rounding may lie."""
 RATIO_LIMIT = 1.05
 NEGLIGIBLE_NATS = 1e-6
 """Added to both errors of a ratio: errors this small are rounding of fp32 itself, and their ratio means nothing."""
@@ -79,6 +81,16 @@ def token_gaps(logits: Logits, ids: Sequence[int]) -> NDArray[np.float64]:
     chosen = logits[np.arange(len(ids)), np.asarray(ids)].astype(np.float64)
     gaps: NDArray[np.float64] = np.nan_to_num(logits.max(-1).astype(np.float64) - chosen, nan=np.inf)
     return gaps
+
+
+def are_choices(logits: Logits, ids: Sequence[int], dtype: str) -> bool:
+    """Whether each of `ids` is what a greedy reader of its row of `logits` may choose, in `dtype`.
+
+    It may trail the best by a near tie, or by two roundings of the best: the same products, summed in another order by
+    a library that does not promise one, may swap tokens that close.
+    """
+    allowed = np.maximum(NEAR_TIE_LOGITS, 2 * ROUNDING[dtype] * np.abs(logits.max(-1)))
+    return bool((token_gaps(logits, ids) < allowed).all())
 
 
 def token_parity(compared: int, divergences: Sequence[Divergence]) -> dict[str, Any]:

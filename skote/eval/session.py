@@ -269,6 +269,7 @@ class Session:
         return ParityGate(
             arms[0],
             arms[1],
+            dtype=settings.dtype.name,
             reference=None if settings.dtype.name == "fp32" else self._fp32_reference,
             eos_ids=self.plan.spec.eos_ids,
             seed=settings.seed,

@@ -58,7 +58,8 @@ LOGITS = np.array([[9.0, 0.0], [1.0, 1.0005], [3.0, 0.0]], dtype=np.float32)  # 
 
 
 def gate(candidate, baseline, reference=None, eos_ids=()):
-    return ParityGate(candidate, baseline, reference=reference, eos_ids=eos_ids, seed=0)
+    dtype = "fp32" if reference is None else "bf16"
+    return ParityGate(candidate, baseline, dtype=dtype, reference=reference, eos_ids=eos_ids, seed=0)
 
 
 def test_the_probe_asks_greedily_and_records_hashes():

@@ -9,6 +9,7 @@ import pytest
 
 from skote.eval.parity import (
     NEAR_TIE_LOGITS,
+    are_choices,
     find_divergences,
     forced_errors,
     forced_parity,
@@ -95,6 +96,24 @@ def test_forced_errors_by_hand():
     assert errors.candidate_nll == pytest.approx(math.log(2), abs=1e-6)
     assert (errors.baseline_kl, errors.baseline_nll) == (0.0, 0.0)
     assert (errors.agreeing, errors.positions) == (0, 1)  # argmax of a tie is the first, the candidate's the second
+
+
+@pytest.mark.parametrize(
+    ("best", "second", "dtype", "allowed"),
+    [
+        (8.0, 7.9995, "fp32", True),
+        (8.0, 7.998, "fp32", False),
+        (8.0, 7.9, "bf16", True),  # two roundings of 8 are 0.125
+        (8.0, 7.8, "bf16", False),
+        (8.0, 7.99, "fp16", True),  # two roundings of 8 are 0.0156
+        (8.0, 7.98, "fp16", False),
+        (math.nan, 1.0, "bf16", False),
+    ],
+)
+def test_what_a_greedy_reader_may_choose(best, second, dtype, allowed):
+    logits = np.array([[best, second, 0.0]], dtype=np.float32)
+
+    assert are_choices(logits, (1,), dtype) is allowed
 
 
 def _noisy(scale, requests=40, positions=8, vocab=50):
