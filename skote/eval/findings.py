@@ -44,6 +44,7 @@ def find(measured: Measured, manifest: dict[str, Any]) -> list[Finding]:
         *_early_end(measured, manifest),
         *_parity_outputs(measured, manifest),
         *_greedy_outputs(measured, manifest),
+        *_missing(measured, manifest),
         *_status(measured, manifest),
         *_failures(measured),
         *_samples(measured),
@@ -248,6 +249,20 @@ def _greedy_outputs(measured: Measured, manifest: dict[str, Any]) -> Iterator[Fi
                 0,
                 f"{_requests(len(rows))} of {len(both)} gave different greedy tokens in the two arms in fp32{cause}, "
                 f"first {row['request_id']} in block {row['block']}.",
+            )
+
+
+def _missing(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
+    asked = manifest["workload"]["blocks"] * manifest["workload"]["requests_per_block"]
+    counts = measured.requests.groupby("arm").size()
+    for arm in measured.arms:
+        if manifest["status"] == "complete" and counts[arm] < asked:
+            yield Finding(
+                "invalid",
+                "rows_missing",
+                int(counts[arm]),
+                asked,
+                f"The {arm} arm has {counts[arm]} rows for the {_requests(asked)} that it was sent: some are missing.",
             )
 
 

@@ -186,8 +186,8 @@ def _replace(path: Path, write: Callable[[Path], object]) -> None:
         temporary.replace(path)
     except OSError as error:
         raise RecordError(
-            f"{path} could not be written ({error.strerror or error}); free some space or choose another folder with "
-            "hydra.run.dir=DIR."
+            f"{path} could not be written ({error.strerror or error}): free some space, or choose another folder "
+            "(for a run, hydra.run.dir=DIR)."
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
@@ -199,14 +199,23 @@ def read_run(directory: Path) -> Run:
     Raises:
         RecordError: a file is missing or unreadable, or was written by a newer version.
     """
-    try:
-        manifest = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
-        requests = pd.read_parquet(directory / "requests.parquet")
-        tokens = pd.read_parquet(directory / "tokens.parquet")
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise RecordError(f"{directory} is not a readable run: {error}") from error
+    manifest = _read(directory / "manifest.json", lambda path: json.loads(path.read_text(encoding="utf-8")))
+    requests, tokens = (_read(directory / name, pd.read_parquet) for name in ("requests.parquet", "tokens.parquet"))
     if manifest.get("schema_version") != SCHEMA_VERSION:
         raise RecordError(
             f"{directory} has schema version {manifest.get('schema_version')}, this Skotergy reads {SCHEMA_VERSION}."
         )
+    if set(requests["run_id"]) - {manifest.get("run_id")}:
+        raise RecordError(
+            f"{directory} holds the requests of another run than its manifest's ({manifest.get('run_id')})."
+        )
     return Run(directory, requests, tokens, manifest)
+
+
+def _read(path: Path, read: Callable[[Path], Any]) -> Any:  # noqa: ANN401 (whatever the file holds)
+    try:
+        return read(path)
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except (ValueError, pa.ArrowException) as error:
+        raise RecordError(f"{path} is damaged: {error}.") from error

@@ -25,7 +25,9 @@ from skote.types import ExitCode, SkoteError
 
 log = logging.getLogger(__name__)
 
-_ASIDE = re.compile(r"\s*((full_key|object_type|reference_type)[:=]|See https|Set the environment variable)")
+_ASIDE = re.compile(
+    r"\s*((full_key|object_type|reference_type)[:=]|See https|Set the environment variable|To append to|Key .* not in)"
+)
 
 
 class Runner:
@@ -84,8 +86,8 @@ class Runner:
 def main() -> None:
     """Compose the configuration from the command line, run it, and exit with the code of design's table.
 
-    0 done, 1 something failed, 2 the run is invalid, 3 inconclusive where a verdict was asked for, 4 wrong usage, 130
-    interrupted. The worst of a sweep's codes, in the order 130, 4, 2, 1, 3.
+    0 done, 1 something failed, 2 the run is invalid, 4 wrong usage, 130 interrupted; of a sweep's codes the worst, in
+    the order 130, 4, 2, 1.
     """
     register_schema()
     runner = Runner(Console(highlight=False))
@@ -128,4 +130,6 @@ def _sentence(text: str) -> str:
         listed = line.startswith("\t") and not said.endswith(":")
         ended = not said or said[-1] in ".:,;!?"
         said += (", " if listed else " " if ended else ". ") + line.strip()
+    if said.startswith("Could not override"):
+        said = f"{said.rstrip('.')}: there is no such option; --help lists what there is."
     return said.strip() or "The command line could not be understood; see --help."

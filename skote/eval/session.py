@@ -85,6 +85,9 @@ def plan_run(settings: RunConfig, directory: Path, progress: RunProgress, *, com
     codec = load_tokenizer(source.local_dir) if source.random_seed is None else None
     for note in codec.notes if codec else ():
         progress.say(note)
+    progress.say(f"Model: {settings.model.name or source.local_dir.name}, {source.local_dir}")
+    if codec is None:
+        progress.say("It has no tokenizer: prompts become token ids by a hash, and answers mean nothing.")
     workload = build_workload(settings.workload, codec or HashCodec(spec.vocab), settings.seed)
     check_fits(workload, spec.max_positions)
     fitting = [each for each in workload.probe if len(each.input_ids) + each.max_new_tokens <= spec.max_positions]
@@ -366,5 +369,5 @@ def _tier_lines(info: dict[str, Any]) -> list[str]:
     tier = "" if info.get("tier") is None else f"tier {info['tier']}: "
     lines = [tier + info.get("tier_reason", "no description"), *info.get("notes", [])]
     if info.get("compile_s") is not None:
-        lines.append(f"compiled in {info['compile_s']:.1f} s (cached for the next run)")
+        lines.append(f"compiled in {info['compile_s']:.1f} s (the compiler's cache makes the next start faster)")
     return lines

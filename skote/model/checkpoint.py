@@ -30,7 +30,8 @@ def load_tensors(
     drawn on the device from a generator seeded by (random_seed, name). Rows of added tokens are zeros in both cases.
 
     Raises:
-        CheckpointError: no weights, an unreadable file, or a tensor that is missing or has another shape.
+        CheckpointError: no weights, an unreadable file, or a tensor that is missing, has another shape, or holds NaN or
+            infinity.
     """
     shapes = spec.tensor_shapes()
     if random_seed is not None:
@@ -52,6 +53,8 @@ def load_tensors(
                         raise CheckpointError(
                             f"{path} holds {name} as {tuple(tensor.shape)}, config.json asks for {shapes[name]}."
                         )
+                    if not torch.isfinite(tensor).all():
+                        raise CheckpointError(f"{path} holds {name} with values that are not finite: it is damaged.")
                     yield name, tensor.to(device=device, dtype=dtype)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path} cannot be read ({error}): it is damaged or incomplete.") from error

@@ -38,5 +38,6 @@ class StaticCache:
         if needed > self.capacity:
             raise CapacityError(
                 f"Request {request_id!r} needs {needed} positions ({prompt_tokens} prompt tokens and {max_new_tokens} "
-                f"new ones), the context holds {self.capacity}: shorten it or raise engine.options.max_model_len."
+                f"new ones, the last of which takes none), the context holds {self.capacity}: shorten the prompt or "
+                "ask for fewer tokens."
             )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from skote.flags import applied, flags_for
+from skote.model.llama import load_spec
 from skote.runtime.cli import NO_TEMPLATE, Parser, add_text_arguments, complain, read_prompts, run_command
 from skote.runtime.devices import resolve_devices, threads_per_replica
 from skote.runtime.engine import SkotergyEngine
@@ -74,6 +76,7 @@ def _stream(argv: Sequence[str] | None) -> int:
     if len(devices) > 1:
         raise UsageError(f"--device {options.device} names {len(devices)} devices; {_PROG} takes one.")
     dtype = options.dtype or "fp32"
+    load_spec(Path(options.directory))  # a directory that holds no model is to blame before its tokenizer
     codec = load_tokenizer(options.directory)
     if options.chat and not codec.has_chat_template:
         complain(_PROG, NO_TEMPLATE)
@@ -84,7 +87,9 @@ def _stream(argv: Sequence[str] | None) -> int:
     ]
     with applied(flags_for(dtype, threads_per_replica(devices))):
         engine = SkotergyEngine(local_dir=options.directory, device=devices[0], dtype=dtype, pad_id=codec.pad_id)
-        for request in requests:
+        for number, request in enumerate(requests, 1):
+            if len(requests) > 1:
+                sys.stderr.write(f"--- {number}/{len(requests)}\n")
             stream = TextStream(codec, _write)
             engine.generate([request], stream.emit)
             stream.finish()

@@ -60,7 +60,7 @@ def test_a_run_that_cannot_be_read_is_listed_with_the_reason(build, tmp_path):
     words = words_of(render_comparison([build("a"), tmp_path / "lost"], tmp_path, name="both.html"))
 
     assert "1 run side by side" in words
-    assert "lost is not a readable run" in words
+    assert "lost/manifest.json cannot be read: No such file or directory." in words
 
 
 def test_nothing_to_compare(tmp_path):

@@ -36,7 +36,7 @@ def measured(tmp_path):
         for arm, block, round_, phase, scheduled, done in rows:
             writer.add(RowKey(arm, "engine", block, round_, phase), scheduled * MS, done)
         writer.flush()
-        (tmp_path / "manifest.json").write_text(json.dumps({"schema_version": 1}))
+        (tmp_path / "manifest.json").write_text(json.dumps({"schema_version": 1, "run_id": "run"}))
         return Measured(read_run(tmp_path))
 
     return build

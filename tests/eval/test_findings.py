@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import copy
+import json
+from dataclasses import replace
 
 import pytest
 
 from skote.eval.derive import Measured
 from skote.eval.findings import find
 from skote.eval.record import read_run
+from skote.types import RecordError
 
 
 @pytest.fixture
@@ -249,3 +252,20 @@ def test_invalid_findings_come_first(run):
 def _of(directory):
     run = read_run(directory)
     return Measured(run), run.manifest
+
+
+def test_rows_that_went_missing(run):
+    row = run.requests.index[run.requests["phase"] == "measure"][3]
+    found = find(Measured(replace(run, requests=run.requests.drop(index=row))), run.manifest)
+
+    assert ("invalid", "rows_missing", 71, 72) in [
+        (finding.severity, finding.code, finding.observed, finding.limit) for finding in found
+    ]
+
+
+def test_files_of_two_runs_are_not_mixed(run):
+    changed_id = changed(run) | {"run_id": "another"}
+    (run.directory / "manifest.json").write_text(json.dumps(changed_id), encoding="utf-8")
+
+    with pytest.raises(RecordError, match="requests of another run than its manifest's"):
+        read_run(run.directory)

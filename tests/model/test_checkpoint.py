@@ -183,6 +183,15 @@ class TestDamage:
         with pytest.raises(CheckpointError, match=r"copy has no weights: expected model\.safetensors"):
             read(directory)
 
+    @pytest.mark.parametrize("value", [float("nan"), float("inf")])
+    def test_values_that_are_not_finite(self, copy_checkpoint: Callable[..., Path], value: float) -> None:
+        directory = copy_checkpoint()
+        path = rewrite(directory, lambda tensors: tensors[UP].view(-1)[3:4].fill_(value))
+
+        with pytest.raises(CheckpointError) as refused:
+            read(directory)
+        assert str(refused.value) == f"{path} holds {UP} with values that are not finite: it is damaged."
+
     @pytest.mark.parametrize("keep", [0, 7, 60, 5000])
     def test_a_truncated_file(self, copy_checkpoint: Callable[..., Path], keep: int) -> None:
         path = copy_checkpoint() / "model.safetensors"

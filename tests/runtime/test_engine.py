@@ -225,8 +225,8 @@ class TestLimits:
             engine.generate([greedy(prompt(3), 1), greedy(prompt(10), 8, "long")], lambda _, ids: emitted.extend(ids))
 
         assert str(refused.value) == (
-            "Request 'long' needs 17 positions (10 prompt tokens and 8 new ones), the context holds 16: shorten it or "
-            "raise engine.options.max_model_len."
+            "Request 'long' needs 17 positions (10 prompt tokens and 8 new ones, the last of which takes none), the "
+            "context holds 16: shorten the prompt or ask for fewer tokens."
         )
         assert emitted == []
 
