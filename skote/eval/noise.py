@@ -9,6 +9,9 @@ from dataclasses import dataclass
 import psutil
 
 
+SHORTEST_S = 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class CpuSample:
     """Seconds of CPU time since the machine (`total`, `busy`, `steal`) or the processes (`own`) started.
@@ -86,11 +89,11 @@ def _seconds(pid: int | None = None) -> float:
 def cpu_noise(before: CpuSample, after: CpuSample) -> CpuNoise:
     """What lies between two samples.
 
-    Both shares are None where the machine's counters did not advance: the pass was shorter than their tick (10 ms), or
-    the platform does not keep them.
+    All shares are None where less than a second of CPU time lies between: a tick of the counters, 10 ms, would be more
+    than 1 % of it. They are None, too, where the platform does not keep the counters.
     """
     total = after.total - before.total
-    if total <= 0.0:
+    if total < SHORTEST_S:
         return CpuNoise(None, None, None)
     foreign = (after.busy - before.busy) - (after.own - before.own)
     steal = None if before.steal is None or after.steal is None else (after.steal - before.steal) / total

@@ -91,3 +91,10 @@ def test_meter_gives_shares_of_the_machine():
     noise = CpuMeter().read()
     for share in (noise.foreign_cpu_share, noise.steal_share):
         assert share is None or 0.0 <= share <= 1.0
+
+
+def test_a_pass_shorter_than_the_counters_can_tell_has_no_shares():
+    before = CpuSample(total=0.0, busy=0.0, steal=0.0, own=0.0)
+    assert cpu_noise(before, CpuSample(total=0.99, busy=0.5, steal=0.0, own=0.2, idle_arm=0.2)) == CpuNoise(
+        None, None, None
+    )
