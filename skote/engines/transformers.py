@@ -44,7 +44,7 @@ class TransformersEngine:
         max_model_len: int | None = None,
         attention: str = "sdpa",
     ) -> None:
-        self._threads, self._max_model_len = threads, max_model_len  # the flags and the dynamic cache see to both
+        del threads, max_model_len  # the process's flags and the dynamic cache see to both
         self._device = torch.device(device)
         torch_dtype: torch.dtype = getattr(torch, TORCH_DTYPES[dtype])
         started = time.monotonic()

@@ -63,7 +63,7 @@ class SkotergyEngine:
         max_model_len: int | None = None,
         compile: bool = True,
     ) -> None:
-        self._threads = threads
+        del threads
         spec = load_spec(Path(local_dir), layers)
         if max_model_len is not None and not 1 <= max_model_len <= spec.max_positions:
             raise CapacityError(
