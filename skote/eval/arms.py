@@ -1,6 +1,6 @@
 """An arm of a run: one engine on every device, each replica in its own process, behind a dispatcher.
 
-Part of the composition root: with `runner` and `session` the only module of `eval` that knows the runtime.
+Part of the composition root.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import psutil
 
-
 SHORTEST_S = 1.0
 
 

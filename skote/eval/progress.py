@@ -60,7 +60,7 @@ class RunProgress:
         self._done += 1
         if e2el_ms is not None:
             self._latencies[arm].append(e2el_ms)
-        medians = "  ".join(f"{name} p50 {statistics.median(v):.3g} ms" for name, v in self._latencies.items())
+        medians = "  ".join(f"{name} p50 {_ms(statistics.median(v))}" for name, v in self._latencies.items())
         self._bar.update(self._task, advance=1, description=f"block {block + 1} {arm}", medians=medians)
         now = time.monotonic()
         if self._console.is_terminal or (now - self._last_line < PLAIN_EVERY_S and self._done < self._total):
@@ -68,3 +68,7 @@ class RunProgress:
         self._last_line = now
         left = (now - self._started) / self._done * (self._total - self._done)
         self.say(f"  {self._done}/{self._total} requests, block {block + 1}, {left:.0f} s left, {medians}")
+
+
+def _ms(value: float) -> str:
+    return f"{value:.0f} ms" if value >= 100.0 else f"{value:.3g} ms"

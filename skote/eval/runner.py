@@ -19,8 +19,9 @@ from rich.console import Console
 
 from skote.config import CONF_DIR, RunConfig, register_schema, to_settings
 from skote.eval.comparison import render_comparison
+from skote.eval.plan import plan_run
 from skote.eval.progress import RunProgress
-from skote.eval.session import Session, plan_run
+from skote.eval.session import Session
 from skote.types import ExitCode, SkoteError
 
 log = logging.getLogger(__name__)

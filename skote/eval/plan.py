@@ -1,0 +1,114 @@
+"""What a run will do, checked before any process starts: model, devices, workload, arms.
+
+Part of the composition root.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from skote.config import EngineConfig, ModelConfig, RunConfig
+from skote.eval.measure import Arm as ArmName
+from skote.eval.progress import RunProgress
+from skote.eval.workload import HashCodec, Workload, build_workload, check_config, check_fits
+from skote.flags import flags_for
+from skote.model.llama import load_spec
+from skote.model.source import ModelSource, converted_gguf, hub_snapshot, packaged_gguf, shape_directory
+from skote.model.spec import DecoderSpec
+from skote.runtime.capacity import check_memory
+from skote.runtime.devices import resolve_devices
+from skote.runtime.text import TextCodec, load_tokenizer
+from skote.types import CheckpointError, UsageError
+
+SIMULATED = EngineConfig(name="simulated", _target_="skote.engines.simulated.SimulatedEngine")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will run, checked before any process starts."""
+
+    settings: RunConfig
+    source: ModelSource
+    spec: DecoderSpec
+    devices: list[str]
+    workload: Workload
+    codec: TextCodec | None
+    arms: dict[ArmName, EngineConfig]
+
+    @property
+    def model_options(self) -> dict[str, Any]:
+        """The keyword arguments of every engine of this run that say which model, and how long a request gets."""
+        longest = max(len(request.input_ids) + request.max_new_tokens for request in self._all_requests())
+        return self.source.engine_options() | {
+            "pad_id": self.codec.pad_id if self.codec else None,
+            "max_model_len": min(longest, self.spec.max_positions),
+        }
+
+    def _all_requests(self) -> list[Any]:
+        return [*self.workload.requests, *self.workload.warmup, *self.workload.probe]
+
+
+def plan_run(settings: RunConfig, directory: Path, progress: RunProgress, *, compare: bool) -> Plan:
+    """Check everything that can be checked without loading weights.
+
+    `compare` False drops the other arm.
+
+    Raises:
+        UsageError: an option, a path or a prompt that cannot be served.
+    """
+    check_config(settings.workload)
+    flags_for(settings.dtype.name)
+    if not settings.engine.name:
+        raise UsageError("engine must name an engine; compare=none is for the other arm.")
+    devices = resolve_devices(settings.devices)
+    source = model_source(settings.model, directory, progress)
+    spec = load_spec(source.local_dir, source.layers)
+    codec = load_tokenizer(source.local_dir) if source.random_seed is None else None
+    for note in codec.notes if codec else ():
+        progress.say(note)
+    progress.say(f"Model: {settings.model.name or source.local_dir.name}, {source.local_dir}")
+    if codec is None:
+        progress.say("It has no tokenizer: prompts become token ids by a hash, and answers mean nothing.")
+    workload = build_workload(settings.workload, codec or HashCodec(spec.vocab), settings.seed)
+    check_fits(workload, spec.max_positions)
+    fitting = [each for each in workload.probe if len(each.input_ids) + each.max_new_tokens <= spec.max_positions]
+    workload = replace(workload, probe=tuple(fitting))  # its prompts may be some tokens longer
+    arms: dict[ArmName, EngineConfig] = {"candidate": settings.engine}
+    if compare:
+        arms["baseline"] = settings.compare
+    plan = Plan(settings, source, spec, devices, workload, codec, arms)
+    modelled = sum(config._target_ != SIMULATED._target_ for config in arms.values())
+    compared = len(arms) == 2 and settings.measure.parity and settings.dtype.name != "fp32"
+    check_memory(
+        spec,
+        settings.dtype.name,
+        devices,
+        arms=modelled,
+        positions=plan.model_options["max_model_len"],
+        reference=compared,
+    )
+    return plan
+
+
+def model_source(config: ModelConfig, directory: Path, progress: RunProgress) -> ModelSource:
+    """The checkpoint that `config` names, converted or downloaded where needed.
+
+    Raises:
+        CheckpointError: it is not to be had.
+    """
+    if config.shape is not None:
+        return ModelSource(shape_directory(config.shape, directory / "model"), config.seed, config.layers)
+    if config.path is not None:
+        return ModelSource(Path(config.path).expanduser(), None, config.layers)
+    if config.package is None or config.file is None or config.hub_id is None:
+        raise CheckpointError(
+            "There is no model to load: model=local needs model.path=DIR, other options need a shape, or a package, "
+            "a file in it and a hub_id."
+        )
+    gguf_path = packaged_gguf(config.package, config.file)
+    if gguf_path is None:
+        return ModelSource(hub_snapshot(config.hub_id, config.package), None, config.layers)
+    cache_dir = Path(config.cache_dir).expanduser() if config.cache_dir else None
+    return ModelSource(converted_gguf(gguf_path, cache_dir, progress.say), None, config.layers)
