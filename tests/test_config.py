@@ -17,8 +17,8 @@ from skote.types import Engine, UsageError
 OPTIONS = {
     "model": ["llama31_8b_shape", "llama32_1b_shape", "local", "smollm2_135m", "tiny_shape"],
     "dtype": ["bf16", "fp16", "fp32", "tf32"],
-    "engine": ["baseline", "simulated", "skotergy"],
-    "compare": ["baseline", "none", "simulated", "skotergy"],
+    "engine": ["baseline", "simulated", "skotergy", "transformers_static"],
+    "compare": ["baseline", "none", "simulated", "skotergy", "transformers_static"],
     "workload": ["burst16x64", "chat", "concurrency", "decode_256", "mixed_burst", "prefill_longcontext"],
     "router": ["length_aware", "round_robin", "shortest_queue"],
     "measure": ["default"],

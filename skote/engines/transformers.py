@@ -20,13 +20,19 @@ from skote.flags import TORCH_DTYPES, flags_record
 from skote.model.checkpoint import fingerprint, load_tensors
 from skote.model.llama import load_spec
 from skote.model.spec import read_config
-from skote.types import CheckpointError, Emit, EngineError, FinishReason, Request
+from skote.types import CheckpointError, Emit, EngineError, FinishReason, Request, UsageError
+
+CACHES = ("dynamic", "static")
 
 
 class TransformersEngine:
     """`AutoModelForCausalLM.generate` behind the `Engine` protocol; the arguments are those of `SkotergyEngine`.
 
+    With `cache="static"` Transformers allocates the cache in advance and, on an accelerator, compiles the step by
+    itself: the strongest form that it offers.
+
     Raises:
+        UsageError: an unknown cache.
         CheckpointError: Transformers cannot load the directory, or would fill a tensor that it lacks with chance.
     """
 
@@ -43,8 +49,12 @@ class TransformersEngine:
         pad_id: int | None = None,
         max_model_len: int | None = None,
         attention: str = "sdpa",
+        cache: str = "dynamic",
     ) -> None:
         del threads, max_model_len  # the process's flags and the dynamic cache see to both
+        if cache not in CACHES:
+            raise UsageError(f"engine.options.cache={cache} is not known; choose one of {', '.join(CACHES)}.")
+        self._cache = cache
         self._device = torch.device(device)
         torch_dtype: torch.dtype = getattr(torch, TORCH_DTYPES[dtype])
         started = time.monotonic()
@@ -124,7 +134,7 @@ class TransformersEngine:
         return {
             "tier": None,
             "tier_reason": f"{type(model).__name__}.generate of Transformers {transformers.__version__}, "
-            f"{model.config._attn_implementation} attention, dynamic cache",
+            f"{model.config._attn_implementation} attention, {self._cache} cache",
             "weights_fingerprint": self._fingerprint,
             "parameters": sum(tensor.numel() for tensor in model.parameters()),
             "load_s": self._load_s,
@@ -160,6 +170,7 @@ class TransformersEngine:
             max_new_tokens=max_new_tokens,
             pad_token_id=self._pad_id,
             use_cache=True,
+            cache_implementation=None if self._cache == "dynamic" else self._cache,
             **chosen,
             **options,
         )

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from skote.engines.transformers import TransformersEngine, load_causal_lm
 from skote.flags import applied, flags_for
 from skote.runtime.engine import SkotergyEngine
-from skote.types import CheckpointError, Engine, FinishReason, Request, Sampling
+from skote.types import CheckpointError, Engine, FinishReason, Request, Sampling, UsageError
 
 Run = Callable[..., tuple[list[list[int]], list[FinishReason]]]
 Reference = Callable[[Path, Sequence[int], int], list[int]]
@@ -56,6 +56,24 @@ def test_tokens_are_those_of_a_bare_generate(
     for length, n in ((12, 10), (40, 20), (5, 1), (1, 12)):
         ids = prompt(length)
         assert run(engine, greedy(ids, n)) == ([reference_ids(make_checkpoint(), ids, n)], ["length"])
+
+
+def test_the_static_cache_gives_the_same_tokens_and_logits(
+    engine: TransformersEngine, make_checkpoint: Make, run: Run
+) -> None:
+    """A longer request after a shorter one, so that its cache has to grow."""
+    static = build(make_checkpoint(), cache="static")
+
+    for length, n in ((12, 10), (40, 20), (5, 3)):
+        assert run(static, greedy(prompt(length), n)) == run(engine, greedy(prompt(length), n))
+    request, forced = greedy(prompt(9), 4), prompt(4, seed=1)
+    np.testing.assert_allclose(static.score(request, forced), engine.score(request, forced), atol=1e-5)
+    assert static.describe()["tier_reason"].endswith("static cache")
+
+
+def test_an_unknown_cache_is_named(make_checkpoint: Make) -> None:
+    with pytest.raises(UsageError, match=r"engine\.options\.cache=paged is not known; choose one of dynamic, static"):
+        build(make_checkpoint(), cache="paged")
 
 
 def test_a_padded_ragged_batch_equals_the_unbatched_requests(engine: TransformersEngine, run: Run) -> None:
