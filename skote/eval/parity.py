@@ -17,8 +17,11 @@ NEAR_TIE_LOGITS = 1e-3
 ROUNDING = {"fp32": 0.0, "tf32": 2.0**-10, "fp16": 2.0**-10, "bf16": 2.0**-7}
 """The spacing of numbers in each dtype, relative to their size: how far two logits that differ by rounding may lie."""
 RATIO_LIMIT = 1.05
-NEGLIGIBLE_NATS = 1e-6
-"""Added to both errors of a ratio: errors this small are rounding of fp32 itself, and their ratio means nothing."""
+NEGLIGIBLE_KL = 1e-6
+NEGLIGIBLE_NLL = 1e-4
+"""Nats a position, added to both errors of a ratio: errors this small are the rounding of fp32 itself, whose ratio means
+nothing. Logits of two fp32 paths differ by some 1e-4; the likelihood follows to the first order, the divergence to the
+second."""
 _RESAMPLES = 2000
 
 Ids = tuple[int, ...]
@@ -167,8 +170,19 @@ def forced_parity(errors: Sequence[ForcedErrors], equal: int, inconsistent: Sequ
         inconsistent: "arm request_id" of each output that its own arm's logits do not choose.
         seed: of the bootstrap.
     """
-    kl = _ratio([error.candidate_kl for error in errors], [error.baseline_kl for error in errors], errors, seed)
-    nll = _ratio([error.candidate_nll for error in errors], [error.baseline_nll for error in errors], errors, seed)
+    positions = np.array([error.positions for error in errors])
+    kl = _ratio(
+        [error.candidate_kl for error in errors],
+        [error.baseline_kl for error in errors],
+        NEGLIGIBLE_KL * positions,
+        seed,
+    )
+    nll = _ratio(
+        [error.candidate_nll for error in errors],
+        [error.baseline_nll for error in errors],
+        NEGLIGIBLE_NLL * positions,
+        seed,
+    )
     agreement = sum(error.agreeing for error in errors) / sum(error.positions for error in errors)
     finite = kl["value"] is not None and nll["value"] is not None
     close = finite and kl["upper"] <= RATIO_LIMIT and nll["upper"] <= RATIO_LIMIT
@@ -200,13 +214,13 @@ def forced_parity(errors: Sequence[ForcedErrors], equal: int, inconsistent: Sequ
 
 
 def _ratio(
-    candidate: Sequence[float], baseline: Sequence[float], errors: Sequence[ForcedErrors], seed: int
+    candidate: Sequence[float], baseline: Sequence[float], floor: NDArray[np.float64], seed: int
 ) -> dict[str, Any]:
-    floor = NEGLIGIBLE_NATS * np.array([error.positions for error in errors])
+    """The ratio of the summed errors, `floor` added to each request's, and the upper 95 % bound of a bootstrap."""
     above, below = np.asarray(candidate) + floor, np.asarray(baseline) + floor
     if not (np.isfinite(above).all() and np.isfinite(below).all()):
         return {"value": None, "upper": None}
-    draws = np.random.default_rng(seed).integers(0, len(errors), (_RESAMPLES, len(errors)))
+    draws = np.random.default_rng(seed).integers(0, len(above), (_RESAMPLES, len(above)))
     ratios = above[draws].sum(1) / below[draws].sum(1)
     return {"value": float(above.sum() / below.sum()), "upper": float(np.percentile(ratios, 95))}
 

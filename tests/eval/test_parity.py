@@ -175,3 +175,16 @@ def test_logits_that_are_not_finite_fail_without_a_ratio():
     assert not entry["passed"]
     assert entry["kl_ratio"] == {"value": None, "upper": None}
     assert "not finite" in entry["sentence"]
+
+
+def test_likelihoods_that_differ_by_the_rounding_of_fp32_do_not_decide():
+    """Logits off by 1e-5 in the candidate, by half of that in the baseline: neither is an error."""
+    reference = np.zeros((8, 4), dtype=np.float32)
+    candidate, baseline = reference.copy(), reference.copy()
+    candidate[:, 0] += 1e-5
+    baseline[:, 0] += 0.5e-5
+
+    entry = forced_parity([forced_errors(candidate, baseline, reference, (0,) * 8)], equal=1, inconsistent=[], seed=0)
+
+    assert entry["passed"]
+    assert 1.0 < entry["nll_ratio"]["value"] < 1.05
