@@ -19,9 +19,9 @@ ROUNDING = {"fp32": 0.0, "tf32": 2.0**-10, "fp16": 2.0**-10, "bf16": 2.0**-7}
 RATIO_LIMIT = 1.05
 NEGLIGIBLE_KL = 1e-6
 NEGLIGIBLE_NLL = 1e-4
-"""Nats a position, added to both errors of a ratio: errors this small are the rounding of fp32 itself, whose ratio means
-nothing. Logits of two fp32 paths differ by some 1e-4; the likelihood follows to the first order, the divergence to the
-second."""
+"""Nats a position, added to both errors of a ratio: errors this small are the rounding of fp32 itself, whose ratio
+means nothing. Logits of two fp32 paths differ by some 1e-4; the likelihood follows to the first order, the divergence
+to the second."""
 _RESAMPLES = 2000
 
 Ids = tuple[int, ...]
