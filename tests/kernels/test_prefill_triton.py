@@ -11,7 +11,7 @@ from skote.kernels.silu_mul import silu_mul
 from skote.kernels.silu_mul_triton import silu_mul_kernel
 
 INTERPRETED = triton.knobs.runtime.interpret
-pytestmark = [] if INTERPRETED else [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA")]
+pytestmark = [] if INTERPRETED else [pytest.mark.gpu]
 DEVICE = "cpu" if INTERPRETED else "cuda"
 DTYPES = [torch.float32, torch.float16] if INTERPRETED else [torch.float32, torch.float16, torch.bfloat16]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}

@@ -19,7 +19,6 @@ from skote.runtime.engine import SkotergyEngine
 from skote.types import Request, Sampling
 
 SPEC = DecoderSpec(97, 64, 96, 2, 6, 2, 16, 1e-5, 2048, RopeSpec(10000.0), False, ())
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 def test_models_beyond_the_kernels_bounds_are_refused_with_the_reason() -> None:
@@ -77,7 +76,6 @@ def plain(directory: Path) -> SkotergyEngine:
     return build(directory, compile=False)
 
 
-@needs_cuda
 @pytest.mark.gpu
 @pytest.mark.parametrize("length", [1, 31, 33, 63, 64, 255, 256, 511, 600, 1023, 1030, 2032])
 def test_tokens_equal_the_plain_path_across_splits_and_pages(
@@ -87,7 +85,6 @@ def test_tokens_equal_the_plain_path_across_splits_and_pages(
     assert tokens(captured, ids, 17, ignore_eos=True) == tokens(plain, ids, 17, ignore_eos=True)
 
 
-@needs_cuda
 @pytest.mark.gpu
 def test_sampled_tokens_equal_the_plain_path(captured: SkotergyEngine, plain: SkotergyEngine) -> None:
     sampling = Sampling(temperature=0.9, top_p=0.8, seed=11)
@@ -95,14 +92,12 @@ def test_sampled_tokens_equal_the_plain_path(captured: SkotergyEngine, plain: Sk
     assert ours == theirs
 
 
-@needs_cuda
 @pytest.mark.gpu
 def test_scores_equal_the_plain_path(captured: SkotergyEngine, plain: SkotergyEngine) -> None:
     request, forced = Request("r", prompt(50), 12), prompt(12)
     np.testing.assert_allclose(captured.score(request, forced), plain.score(request, forced), rtol=1e-4, atol=1e-5)
 
 
-@needs_cuda
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_the_same_request_gives_the_same_bits(directory: Path, dtype: str) -> None:
@@ -113,7 +108,6 @@ def test_the_same_request_gives_the_same_bits(directory: Path, dtype: str) -> No
         assert np.array_equal(engine.score(request, forced), first)
 
 
-@needs_cuda
 @pytest.mark.gpu
 def test_a_request_after_one_that_was_left_early(captured: SkotergyEngine) -> None:
     expected = tokens(captured, prompt(40), 12, ignore_eos=True)
@@ -129,7 +123,6 @@ def test_a_request_after_one_that_was_left_early(captured: SkotergyEngine) -> No
     assert tokens(captured, prompt(40), 12, ignore_eos=True) == expected
 
 
-@needs_cuda
 @pytest.mark.gpu
 def test_what_ran_is_described(captured: SkotergyEngine) -> None:
     tokens(captured, prompt(5), 4, ignore_eos=True)
