@@ -49,13 +49,23 @@ class DtypeConfig:
     name: str = MISSING
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """An arm: the engine's class by its import path, and the keyword arguments of its own."""
+    """An arm: what reports call it, the engine's class by its import path, and the keyword arguments of its own."""
 
-    name: str = ""
-    _target_: str = ""
+    name: str
+    _target_: str
     options: dict[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def of(keys: dict[str, Any]) -> EngineConfig:
+        """The engine of `conf/engine/*.yaml`, where the keyword arguments lie beside the other two keys."""
+        options = {key: value for key, value in keys.items() if key not in ("name", "_target_")}
+        return EngineConfig(keys["name"], keys["_target_"], options)
+
+
+def _engine_keys() -> dict[str, Any]:
+    return {"name": "", "_target_": ""}
 
 
 @dataclass
@@ -91,12 +101,17 @@ class ReportConfig:
 
 @dataclass
 class RunConfig:
-    """The whole tree. `devices` is a number, `all`, a device's name or a list of names."""
+    """The whole tree.
+
+    Attributes:
+        engine, compare: `name`, `_target_` and whatever the engine's constructor takes, side by side (`EngineConfig`).
+        devices: a number, `all`, a device's name or a list of names.
+    """
 
     model: ModelConfig = field(default_factory=ModelConfig)
     dtype: DtypeConfig = field(default_factory=DtypeConfig)
-    engine: EngineConfig = field(default_factory=EngineConfig)
-    compare: EngineConfig = field(default_factory=EngineConfig)
+    engine: dict[str, Any] = field(default_factory=_engine_keys)
+    compare: dict[str, Any] = field(default_factory=_engine_keys)
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
@@ -114,12 +129,17 @@ def to_settings(config: DictConfig) -> RunConfig:
     """The composed tree as dataclasses, every interpolation resolved.
 
     Raises:
-        UsageError: a key that the schema does not have (Hydra's `+key=value` may add one).
+        UsageError: a key that the schema does not have (Hydra's `+key=value` may add one), or an engine without its
+            two keys.
     """
     settings = OmegaConf.to_object(config)
     if not isinstance(settings, RunConfig):
         raise TypeError(f"the composed configuration is a {type(settings).__name__}, not a RunConfig")
     _check_keys(settings, "")
+    for group, keys in (("engine", settings.engine), ("compare", settings.compare)):
+        for key in ("name", "_target_"):
+            if not isinstance(keys.get(key), str):
+                raise UsageError(f"{group}.{key} must be text, got {keys.get(key)!r}; see the files in conf/{group}/.")
     return settings
 
 

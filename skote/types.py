@@ -89,15 +89,22 @@ class InvalidRunError(SkoteError):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is chosen. `temperature` 0 is greedy, and then `top_p` and `seed` have no effect."""
+    """How the next token is chosen. `temperature` 0 is greedy, and then nothing else has an effect.
+
+    In this order: logits / `temperature`, then the `top_k` most likely tokens (0: all of them; what ties with the last
+    of them stays too), then the smallest set of those whose probability among them reaches `top_p`, then a draw.
+    """
 
     temperature: float = 0.0
+    top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
 
     def __post_init__(self) -> None:
         if not self.temperature >= 0.0:
             raise RequestError(f"temperature must be 0 (greedy) or more, got {self.temperature}.")
+        if self.top_k < 0 or self.top_k != int(self.top_k):
+            raise RequestError(f"top_k must be a whole number, 0 (no limit) or more, got {self.top_k}.")
         if not 0.0 < self.top_p <= 1.0:
             raise RequestError(f"top_p must lie in (0, 1], got {self.top_p}.")
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException
 from omegaconf import OmegaConf
 
-from skote.config import CONF_DIR, RunConfig, register_schema, to_settings
+from skote.config import CONF_DIR, EngineConfig, RunConfig, register_schema, to_settings
 from skote.eval.workload import check_config
 from skote.flags import flags_for
 from skote.types import Engine, UsageError
@@ -45,7 +46,7 @@ def test_every_option_is_listed_here() -> None:
 def test_the_defaults_are_the_main_job() -> None:
     settings = settings_of()
     assert (settings.model.name, settings.dtype.name) == ("SmolLM2-135M-Instruct", "fp32")
-    assert (settings.engine.name, settings.compare.name) == ("skotergy", "baseline")
+    assert (settings.engine["name"], settings.compare["name"]) == ("skotergy", "baseline")
     assert (settings.workload.blocks, settings.workload.requests_per_block, settings.workload.max_new_tokens) == (
         6, 12, 16,
     )  # fmt: skip
@@ -62,7 +63,7 @@ def test_every_option_composes(group: str, option: str) -> None:
 
 @pytest.mark.parametrize("option", OPTIONS["engine"])
 def test_an_engine_is_a_class_that_takes_its_options(option: str) -> None:
-    config = settings_of(f"engine={option}").engine
+    config = EngineConfig.of(settings_of(f"engine={option}").engine)
     engine = pkgutil.resolve_name(config._target_)
     common = ("local_dir", "device", "dtype", "threads", "random_seed", "layers", "pad_id", "max_model_len")
     inspect.signature(engine).bind(**dict.fromkeys(common) | config.options)
@@ -77,7 +78,7 @@ def test_compare_holds_the_same_engines(option: str) -> None:
 
 
 def test_compare_none_is_no_arm() -> None:
-    assert settings_of("compare=none").compare.name == ""
+    assert settings_of("compare=none").compare == {"name": "", "_target_": ""}
 
 
 def test_workload_files_state_every_option() -> None:
@@ -88,14 +89,41 @@ def test_workload_files_state_every_option() -> None:
 
 
 def test_options_of_an_arm_can_be_overridden_and_added() -> None:
-    settings = settings_of("engine.options.compile=false", "+engine.options.own=3", "compare.options.attention=eager")
-    assert settings.engine.options == {"max_model_len": None, "compile": False, "own": 3}
-    assert settings.compare.options == {"attention": "eager"}
+    settings = settings_of(
+        "engine.compile=false", "engine.max_model_len=auto", "engine.warmup_buckets=[64,128]", "+engine.own=3",
+        "compare.attention=eager",
+    )  # fmt: skip
+    engine = EngineConfig.of(settings.engine)
+    assert (engine.name, engine._target_) == ("skotergy", "skote.runtime.engine.SkotergyEngine")
+    assert engine.options == {
+        "max_model_len": "auto", "max_batch": 1, "warmup_buckets": [64, 128], "compile": False, "own": 3,
+    }  # fmt: skip
+    assert EngineConfig.of(settings.compare).options == {"attention": "eager"}
+
+
+def test_the_settings_are_the_tree_as_it_was_typed() -> None:
+    engine = asdict(settings_of("engine=transformers_static", "engine.cache=dynamic"))["engine"]
+    assert engine == {
+        "name": "transformers_static", "_target_": "skote.engines.transformers.TransformersEngine",
+        "attention": "sdpa", "cache": "dynamic",
+    }  # fmt: skip
 
 
 def test_an_engine_of_ones_own_needs_a_target_alone() -> None:
-    config = settings_of("engine._target_=mine.Engine").engine
-    assert config._target_ == "mine.Engine"
+    assert EngineConfig.of(settings_of("engine._target_=mine.Engine").engine)._target_ == "mine.Engine"
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("~engine._target_", r"engine\._target_ must be text, got None; see the files in conf/engine/"),
+        ("engine.name=3", r"engine\.name must be text, got 3"),
+        ("compare._target_=null", r"compare\._target_ must be text, got None; see the files in conf/compare/"),
+    ],
+)
+def test_an_engine_has_a_name_and_a_target(override: str, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        settings_of(override)
 
 
 @pytest.mark.parametrize(
@@ -111,6 +139,9 @@ def test_devices_may_be_a_number_a_name_or_a_list(text: str, value: object) -> N
     [
         "engin=skotergy",
         "engine=nonsense",
+        "engine.max_bach=1",
+        "engine.options.compile=false",
+        "compare.atention=eager",
         "model.pth=DIR",
         "workload.max_new_token=4",
         "workload.max_new_tokens=few",

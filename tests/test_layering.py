@@ -27,6 +27,12 @@ MAY_IMPORT = {
     "config": {"types", "eval"},
 }
 TOKENIZING = {"transformers.AutoTokenizer", "transformers.utils.logging"}
+OF_TIERS_2_AND_3 = {
+    "skote.model.causal_lm",
+    "skote.runtime.module_attention",
+    "skote.runtime.module_closure",
+    "skote.runtime.module_step",
+}
 HEAVY = {"torch", "transformers", "triton"}
 BLIND_EXCEPTS = {
     "skote/runtime/worker.py": "a replica's process answers every call, whatever happened",
@@ -105,10 +111,18 @@ def test_the_harness_needs_no_torch(module: Module) -> None:
 
 
 @PACKAGE
-def test_the_engine_is_no_wrapped_transformers_model(module: Module) -> None:
-    if module.layer in ("kernels", "model", "runtime"):
+def test_tier_1_is_no_wrapped_transformers_model(module: Module) -> None:
+    if module.layer in ("kernels", "model", "runtime") and module.name not in OF_TIERS_2_AND_3:
         of_transformers = {name for name in module.imports() if name.split(".")[0] == "transformers"}
         assert of_transformers <= TOKENIZING
+
+
+@PACKAGE
+def test_tiers_2_and_3_are_imported_where_they_are_chosen(module: Module) -> None:
+    """A model of tier 1 does not wait for Transformers."""
+    if module.layer in ("model", "runtime", "eval") and module.name not in OF_TIERS_2_AND_3:
+        at_the_top = {node.module for node in module.tree.body if isinstance(node, ast.ImportFrom)}
+        assert at_the_top & OF_TIERS_2_AND_3 == set()
 
 
 @pytest.mark.parametrize("name", ["skote.eval.report", "skote.config", "skote.types"])

@@ -155,7 +155,7 @@ def run(installed, cwd, script, *arguments):
 @pytest.mark.slow
 def test_the_installed_commands_run_from_an_empty_folder(installed, tmp_path):
     done = run(
-        installed, tmp_path, "skote-eval", "model=tiny_shape", "engine.options.compile=false", "workload.blocks=1",
+        installed, tmp_path, "skote-eval", "model=tiny_shape", "engine.compile=false", "workload.blocks=1",
         "workload.requests_per_block=2", "workload.max_new_tokens=3", "measure.harness_overhead=false",
         "hydra.run.dir=run",
     )  # fmt: skip

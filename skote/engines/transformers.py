@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
-from huggingface_hub.errors import StrictDataclassError
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from transformers.generation.logits_process import LogitsProcessor, LogitsProcessorList
 from transformers.generation.streamers import BaseStreamer
 
 from skote.flags import TORCH_DTYPES, flags_record
-from skote.model.checkpoint import fingerprint, load_tensors
-from skote.model.llama import load_spec
-from skote.model.spec import read_config
-from skote.types import CheckpointError, Emit, EngineError, FinishReason, Request, UsageError
+from skote.model.causal_lm import add_token, load_module
+from skote.model.checkpoint import fingerprint
+from skote.types import Emit, EngineError, FinishReason, Request, UsageError
 
 CACHES = ("dynamic", "static")
 
@@ -50,62 +47,30 @@ class TransformersEngine:
         max_model_len: int | None = None,
         attention: str = "sdpa",
         cache: str = "dynamic",
+        score_at_once: bool = False,
     ) -> None:
         del threads, max_model_len  # the process's flags and the dynamic cache see to both
         if cache not in CACHES:
-            raise UsageError(f"engine.options.cache={cache} is not known; choose one of {', '.join(CACHES)}.")
+            raise UsageError(f"engine.cache={cache} is not known; choose one of {', '.join(CACHES)}.")
         self._cache = cache
+        self._score_at_once = score_at_once
         self._device = torch.device(device)
         torch_dtype: torch.dtype = getattr(torch, TORCH_DTYPES[dtype])
         started = time.monotonic()
-        read_config(Path(local_dir))  # a name that is no directory would be looked up on the hub
-        try:
-            config = transformers.AutoConfig.from_pretrained(local_dir)
-            if layers is not None:
-                config.num_hidden_layers = layers
-            if random_seed is None:
-                model, loading = load_causal_lm(
-                    transformers.AutoModelForCausalLM.from_pretrained,
-                    local_dir,
-                    torch_dtype,
-                    config=config,
-                    attn_implementation=attention,
-                    ignore_mismatched_sizes=True,  # they are told apart below
-                    output_loading_info=True,
-                )
-                _check_complete(local_dir, loading)
-                self._model = model.to(self._device)
-            else:
-                self._model = self._random_model(local_dir, config, torch_dtype, layers, random_seed, attention)
-        except (OSError, ValueError, TypeError, KeyError, SafetensorError, StrictDataclassError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise CheckpointError(f"Transformers cannot load {local_dir}: {reason}") from error
-        self._model.eval()
-        resized = pad_id is not None and _resize_embeddings(self._model, pad_id)
+        self._model = load_module(
+            Path(local_dir),
+            dtype=torch_dtype,
+            device=self._device,
+            random_seed=random_seed,
+            layers=layers,
+            attention=attention,
+        )
+        resized = pad_id is not None and add_token(self._model, pad_id)
         self._eos_ids = self._model.generation_config.eos_token_id
         self._pad_id = pad_id if pad_id is not None else 0
         self._load_s = time.monotonic() - started
         self._fingerprint = fingerprint(self._model.named_parameters())
         self._notes = ["The embeddings were extended by a row for the padding token."] if resized else []
-
-    def _random_model(
-        self,
-        local_dir: str,
-        config: Any,  # noqa: ANN401 (Transformers' configs are untyped)
-        dtype: torch.dtype,
-        layers: int | None,
-        seed: int,
-        attention: str,
-    ) -> Any:  # noqa: ANN401
-        with self._device:
-            model = load_causal_lm(
-                transformers.AutoModelForCausalLM.from_config, config, dtype, attn_implementation=attention
-            )
-        spec = load_spec(Path(local_dir), layers)
-        parameters = dict(model.named_parameters())
-        for name, tensor in load_tensors(Path(local_dir), spec, dtype=dtype, device=self._device, random_seed=seed):
-            parameters[name].copy_(tensor)
-        return model
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], emit: Emit) -> list[FinishReason]:
@@ -116,7 +81,11 @@ class TransformersEngine:
 
     @torch.no_grad()
     def score(self, request: Request, forced_ids: Sequence[int]) -> NDArray[np.float32]:
-        """As `Engine.score`, through `generate` with a processor that leaves no choice."""
+        """As `Engine.score`, through `generate` with a processor that leaves no choice, or in one forward pass."""
+        if self._score_at_once:
+            ids = torch.tensor([(*request.input_ids, *forced_ids[:-1])], device=self._device)
+            logits: torch.Tensor = self._model(ids, use_cache=False, logits_to_keep=len(forced_ids)).logits
+            return logits[0].float().cpu().numpy()
         processors = LogitsProcessorList([_Forced(len(request.input_ids), forced_ids)])
         output = self._run(
             [request],
@@ -158,7 +127,7 @@ class TransformersEngine:
         chosen: dict[str, Any] = {"do_sample": not sampling.greedy}
         if not sampling.greedy:
             torch.manual_seed(sampling.seed)
-            chosen |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}
+            chosen |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
         # Only the model's own generation config can switch the end-of-sequence token off: a null in an argument of
         # `generate` is filled in from there.
         # One row that ignores it keeps the batch going; the streamer drops what the others get beyond theirs.
@@ -174,34 +143,6 @@ class TransformersEngine:
             **chosen,
             **options,
         )
-
-
-def load_causal_lm(load: Callable[..., Any], source: Any, dtype: torch.dtype, **options: Any) -> Any:  # noqa: ANN401
-    """`load(source, dtype=dtype)`, or with `torch_dtype=` where this Transformers does not know `dtype` yet."""
-    try:
-        return load(source, dtype=dtype, **options)
-    except TypeError as error:
-        if "'dtype'" not in str(error):
-            raise
-        return load(source, torch_dtype=dtype, **options)
-
-
-def _check_complete(local_dir: str, loading: dict[str, Any]) -> None:
-    for name in sorted(loading["missing_keys"]):
-        raise CheckpointError(f"{local_dir} has no tensor {name}, which its config.json asks for.")
-    for name, found, wanted in sorted(loading["mismatched_keys"]):
-        raise CheckpointError(f"{local_dir} holds {name} as {tuple(found)}, config.json asks for {tuple(wanted)}.")
-
-
-def _resize_embeddings(model: Any, token_id: int) -> bool:  # noqa: ANN401
-    """Give the model embedding rows of zeros up to `token_id`; whether it lacked any."""
-    rows = model.get_input_embeddings().weight.shape[0]
-    if token_id < rows:
-        return False
-    model.resize_token_embeddings(token_id + 1, mean_resizing=False)
-    for module in (model.get_input_embeddings(), model.get_output_embeddings()):
-        module.weight[rows:] = 0.0
-    return True
 
 
 class _Streamer(BaseStreamer):

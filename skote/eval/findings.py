@@ -13,12 +13,14 @@ from typing import Any, Literal, cast
 import pandas as pd
 
 from skote.eval.derive import Measured
+from skote.eval.roofline import roofline
 from skote.eval.stats import MIN_BLOCKS, minimum_samples
 
 Severity = Literal["invalid", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = ("invalid", "warning", "info")
 
 CPU_SHARE_LIMIT = 0.06  # of the machine, taken by others in one pass; 3 times the default verdict threshold
+ROOFLINE_LIMIT = 1.1  # of what the device can read; two measurements of that differ by less than the tenth
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ def find(measured: Measured, manifest: dict[str, Any]) -> list[Finding]:
         *_blocks(measured, manifest),
         *_noise(manifest),
         *_harness(manifest),
+        *_roofline(measured, manifest),
         *_slow_paths(manifest),
     ]
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
@@ -342,6 +345,20 @@ def _noise(manifest: dict[str, Any]) -> Iterator[Finding]:
                 CPU_SHARE_LIMIT,
                 f"{what} more than {CPU_SHARE_LIMIT:.0%} of the CPU in {len(noisy)} of {len(timed)} "
                 f"passes, at most {worst[key]:.0%} ({worst['arm']}, block {worst['block']}).",
+            )
+
+
+def _roofline(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
+    for arm in measured.arms:
+        share = roofline(measured, arm, manifest)["achieved_share"]
+        if share is not None and share > ROOFLINE_LIMIT:
+            yield Finding(
+                "warning",
+                "beyond_roofline",
+                round(share, 4),
+                ROOFLINE_LIMIT,
+                f"The {arm} arm's tokens come {share:.2f} times as fast as the device can read weights and KV cache: "
+                "they lie in a nearer cache, or not all of them are read.",
             )
 
 

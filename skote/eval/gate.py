@@ -1,13 +1,14 @@
 """The parity gate: asks the arms for outputs and logits, and lets `parity` judge them.
 
 Before timing it runs held-out requests, which no measured one repeats, so that an engine learns nothing from the gate.
-After timing it judges the timed outputs themselves, all of them. In fp32 the two arms' tokens must be equal. In other
-dtypes tokens may differ: the baseline's are forced through both arms and an fp32 reference, one by one, and each arm's
-own output must be what its own logits choose.
+After timing it judges the timed outputs themselves. In fp32 the two arms' tokens must be equal, all of them. In other
+dtypes tokens may differ: every output of the candidate must be what its own logits choose, and on the held-out requests
+and a sample of the timed ones the baseline's tokens are forced through both arms and an fp32 reference, one by one.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -29,6 +30,9 @@ from skote.eval.parity import (
 from skote.eval.record import ids_sha256
 from skote.runtime.replica import Replica
 from skote.types import Completion, EngineError, Request, Sampling
+
+FORCED_AT_MOST = 12
+"""Timed requests whose tokens are forced through both arms; each takes the baseline as long as when it was timed."""
 
 Outputs = Mapping[ArmName, Mapping[str, Ids]]
 Reference = Callable[[], AbstractContextManager[Replica]]
@@ -68,6 +72,7 @@ class ParityGate:
         self._divergences: list[Divergence] = []
         self._errors: list[ForcedErrors] = []
         self._inconsistent: list[str] = []
+        self._forced: list[str] = []
 
     def probe(self, requests: Sequence[Request]) -> dict[str, Any]:
         """Run `requests`, greedily, through both arms: the manifest's parity entry so far.
@@ -93,12 +98,18 @@ class ParityGate:
             self._outputs[name] |= {request.request_id: outputs[name][request.request_id] for request in both}
         if self._reference is None:
             return self._judge_tokens(both) | self._hashes()
+        rng = random.Random(f"{self._seed}/forced")  # noqa: S311 - drawn after timing, so that no engine can know it
+        sample = set(rng.sample(range(len(both)), min(len(both), FORCED_AT_MOST)))
         with self._reference() as reference:
-            for request in both:
-                self._judge_forced(request, reference)
+            for index, request in enumerate(both):
+                if index in sample:
+                    self._judge_forced(request, reference)
+                else:
+                    self._check_choices("candidate", request, None)
         candidate, baseline = self._outputs["candidate"], self._outputs["baseline"]
-        equal = sum(candidate[request_id] == ids for request_id, ids in baseline.items())
-        return forced_parity(self._errors, equal, self._inconsistent, self._seed) | self._hashes()
+        equal = sum(candidate[request_id] == baseline[request_id] for request_id in self._forced)
+        checked = len(candidate)
+        return forced_parity(self._errors, equal, self._inconsistent, checked, self._seed) | self._hashes()
 
     def _judge_tokens(self, requests: Sequence[Request]) -> dict[str, Any]:
         candidate, baseline = (
@@ -116,12 +127,20 @@ class ParityGate:
         logits = {name: self._score(name, request, forced) for name in self._arms}
         truth = reference.call("score", request, forced).result()
         self._errors.append(forced_errors(logits["candidate"], logits["baseline"], truth, forced))
+        self._forced.append(request.request_id)
         for name in self._arms:
-            own = self._outputs[name][request.request_id]
-            chosen_from = logits[name] if own == forced else self._score(name, request, own)
-            ended = len(own) == request.max_new_tokens or own[-1] in self._eos_ids
-            if not ended or not are_choices(chosen_from, own, self._dtype):
-                self._inconsistent.append(f"{name} {request.request_id}")
+            self._check_choices(
+                name, request, logits[name] if self._outputs[name][request.request_id] == forced else None
+            )
+
+    def _check_choices(self, name: ArmName, request: Request, logits: Any) -> None:  # noqa: ANN401 (see Engine.score)
+        """Note an output that its arm's `logits` (None: yet to be asked for) do not choose, or that ends early."""
+        own = self._outputs[name][request.request_id]
+        ended = len(own) == request.max_new_tokens or own[-1] in self._eos_ids
+        if not ended or not are_choices(
+            self._score(name, request, own) if logits is None else logits, own, self._dtype
+        ):
+            self._inconsistent.append(f"{name} {request.request_id}")
 
     def _score(self, name: ArmName, request: Request, ids: Ids) -> Any:  # noqa: ANN401 (logits, see Engine.score)
         return self._arms[name].replicas[0].call("score", request, ids).result()

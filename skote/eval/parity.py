@@ -111,6 +111,7 @@ def token_parity(compared: int, divergences: Sequence[Divergence]) -> dict[str, 
         "mode": "token_equal",
         "passed": not failures,
         "compared": compared,
+        "checked": compared,
         "equal": equal,
         "agreement": None,
         "near_ties": len(divergences) - len(failures),
@@ -158,7 +159,9 @@ def forced_errors(candidate: Logits, baseline: Logits, reference: Logits, forced
     )
 
 
-def forced_parity(errors: Sequence[ForcedErrors], equal: int, inconsistent: Sequence[str], seed: int) -> dict[str, Any]:
+def forced_parity(
+    errors: Sequence[ForcedErrors], equal: int, inconsistent: Sequence[str], checked: int, seed: int
+) -> dict[str, Any]:
     """The manifest's parity entry for bf16, fp16 and tf32.
 
     Passed where the candidate's KL and NLL errors are no worse than the baseline's own (the upper 95 % bound of each
@@ -166,8 +169,9 @@ def forced_parity(errors: Sequence[ForcedErrors], equal: int, inconsistent: Sequ
 
     Args:
         errors: one a request, at least one.
-        equal: requests whose greedy outputs are the same in both arms.
+        equal: of these requests, those whose greedy outputs are the same in both arms.
         inconsistent: "arm request_id" of each output that its own arm's logits do not choose.
+        checked: outputs of the candidate that were held against its own logits.
         seed: of the bootstrap.
     """
     positions = np.array([error.positions for error in errors])
@@ -196,12 +200,15 @@ def forced_parity(errors: Sequence[ForcedErrors], equal: int, inconsistent: Sequ
             sentence += " It may well be no worse, but these are too few tokens to show it: give more."
     else:
         sentence = "Some logits are not finite (NaN or infinity), so that there is no error to compare."
-    if inconsistent:
+    if not inconsistent:
+        sentence += f" All {checked} outputs of the candidate are what its own logits choose."
+    else:
         sentence += f" {len(inconsistent)} output(s) are not what the arm's own logits choose, first {inconsistent[0]}."
     return {
         "mode": "teacher_forced",
         "passed": close and not inconsistent,
         "compared": len(errors),
+        "checked": checked,
         "equal": equal,
         "agreement": agreement,
         "near_ties": 0,

@@ -14,9 +14,8 @@ from skote.eval.measure import Arm as ArmName
 from skote.eval.progress import RunProgress
 from skote.eval.workload import HashCodec, Workload, build_workload, check_config, check_fits
 from skote.flags import flags_for
-from skote.model.llama import load_spec
+from skote.model.facts import ModelFacts, load_facts
 from skote.model.source import ModelSource, converted_gguf, hub_snapshot, packaged_gguf, shape_directory
-from skote.model.spec import DecoderSpec
 from skote.runtime.capacity import check_memory
 from skote.runtime.devices import resolve_devices
 from skote.runtime.text import TextCodec, load_tokenizer
@@ -31,7 +30,7 @@ class Plan:
 
     settings: RunConfig
     source: ModelSource
-    spec: DecoderSpec
+    spec: ModelFacts
     devices: list[str]
     workload: Workload
     codec: TextCodec | None
@@ -60,11 +59,11 @@ def plan_run(settings: RunConfig, directory: Path, progress: RunProgress, *, com
     """
     check_config(settings.workload)
     flags_for(settings.dtype.name)
-    if not settings.engine.name:
+    if not settings.engine["name"]:
         raise UsageError("engine must name an engine; compare=none is for the other arm.")
     devices = resolve_devices(settings.devices)
     source = model_source(settings.model, directory, progress)
-    spec = load_spec(source.local_dir, source.layers)
+    spec = load_facts(source.local_dir, source.layers)
     codec = load_tokenizer(source.local_dir) if source.random_seed is None else None
     for note in codec.notes if codec else ():
         progress.say(note)
@@ -75,9 +74,9 @@ def plan_run(settings: RunConfig, directory: Path, progress: RunProgress, *, com
     check_fits(workload, spec.max_positions)
     fitting = [each for each in workload.probe if len(each.input_ids) + each.max_new_tokens <= spec.max_positions]
     workload = replace(workload, probe=tuple(fitting))  # its prompts may be some tokens longer
-    arms: dict[ArmName, EngineConfig] = {"candidate": settings.engine}
+    arms: dict[ArmName, EngineConfig] = {"candidate": EngineConfig.of(settings.engine)}
     if compare:
-        arms["baseline"] = settings.compare
+        arms["baseline"] = EngineConfig.of(settings.compare)
     plan = Plan(settings, source, spec, devices, workload, codec, arms)
     modelled = sum(config._target_ != SIMULATED._target_ for config in arms.values())
     compared = len(arms) == 2 and settings.measure.parity and settings.dtype.name != "fp32"

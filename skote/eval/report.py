@@ -88,6 +88,7 @@ def report_html(run: Run, metrics: dict[str, Any]) -> str:
             metric_names=list(metrics["arms"][arms[0]]["metrics"]) if arms else [],
             percentiles=PERCENTILES,
             definitions=METRICS,
+            bandwidth=(metrics["roofline"] or {}).get("read_bandwidth_bytes_per_s"),
             workload=_workload(manifest["workload"]),
             git=_git(manifest["machine"]["git"]),
             packages=", ".join(

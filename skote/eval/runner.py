@@ -14,7 +14,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from rich.console import Console
 
 from skote.config import CONF_DIR, RunConfig, register_schema, to_settings
@@ -99,7 +99,7 @@ def main() -> None:
             hydra_main()
     except SystemExit as error:
         if error.code:
-            print(f"skote-eval: {_sentence(said.getvalue())}", file=sys.stderr)  # noqa: T201
+            print(f"skote-eval: {_sentence(said.getvalue())}{_neighbours(error)}", file=sys.stderr)  # noqa: T201
             sys.exit(ExitCode.worst([*runner.codes, ExitCode.USAGE]))
     except KeyboardInterrupt:
         sys.exit(ExitCode.worst([*runner.codes, ExitCode.INTERRUPTED]))
@@ -112,10 +112,10 @@ def main() -> None:
 
 def _compares(settings: RunConfig, overrides: list[str]) -> bool:
     """Whether there is a second arm: one engine against itself only where `compare` was asked for by name."""
-    if not settings.compare.name:
+    if not settings.compare["name"]:
         return False
     asked = any(override.lstrip("+").startswith("compare=") for override in overrides)
-    return asked or settings.compare.name != settings.engine.name
+    return asked or settings.compare["name"] != settings.engine["name"]
 
 
 def _sentence(text: str) -> str:
@@ -131,6 +131,14 @@ def _sentence(text: str) -> str:
         listed = line.startswith("\t") and not said.endswith(":")
         ended = not said or said[-1] in ".:,;!?"
         said += (", " if listed else " " if ended else ". ") + line.strip()
-    if said.startswith("Could not override"):
-        said = f"{said.rstrip('.')}: there is no such option; --help lists what there is."
     return said.strip() or "The command line could not be understood; see --help."
+
+
+def _neighbours(error: BaseException | None) -> str:
+    """Where `error` came from an option that is not there: a sentence with those that are."""
+    while error is not None:
+        if isinstance(error, ConfigKeyError | ConfigAttributeError) and isinstance(error.parent_node, DictConfig):
+            place = (error.full_key or "").rpartition(".")[0] or "the top"
+            return f" There is no such option; {place} has {', '.join(map(str, error.parent_node))}."
+        error = error.__cause__ or error.__context__
+    return ""

@@ -32,7 +32,11 @@ from skote.runtime.capacity import describe_accelerators
 from skote.runtime.replica import Replica
 from skote.types import Completion, EngineError, ExitCode, RecordError
 
-_REFERENCE = EngineConfig(name="reference", _target_="skote.engines.transformers.TransformersEngine")
+_REFERENCE = EngineConfig(
+    name="reference",
+    _target_="skote.engines.transformers.TransformersEngine",
+    options={"score_at_once": True},  # of a reference the logits are wanted, not the path
+)
 
 
 @dataclass
@@ -48,6 +52,7 @@ class Session:
     outputs: dict[ArmName, dict[str, Ids]] = field(default_factory=lambda: {"candidate": {}, "baseline": {}})
     harness: dict[str, Any] | None = None
     parity: dict[str, Any] | None = None
+    roofline: dict[str, Any] | None = None
     arms: dict[ArmName, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -120,9 +125,25 @@ class Session:
         if gate is not None and workload.greedy:
             self.progress.say("Comparing the timed outputs")
             self._note_parity(gate.settle(workload.requests, self.outputs))
+        self._measure_roofline(arms)
 
     def _describe(self, arms: list[Arm]) -> None:
         self.arms |= {arm.name: arm.describe() for arm in arms if all(each.alive for each in arm.replicas)}
+
+    def _measure_roofline(self, arms: list[Arm]) -> None:
+        """Note the kernels of each arm's step, and what the candidate's first device can read.
+
+        Last of all: it takes memory, and time on the device, that no measured pass may miss.
+        """
+        for arm in arms:
+            replica, known = arm.replicas[0], self.arms[arm.name]["replicas"]
+            if not replica.alive or not known or not known[0]["info"].get("weights_fingerprint"):
+                continue  # an engine that reads no weights of ours has no roofline
+            known[0]["info"]["step_kernels"] = replica.call("profile_step").result()
+            if arm.name == "candidate":
+                self.progress.say(f"Measuring what {replica.device} can read")
+                bandwidth = replica.call("read_bandwidth", replica.device).result()
+                self.roofline = {"device": replica.device, "read_bandwidth_bytes_per_s": bandwidth}
 
     def _measure_harness(self) -> None:
         self.progress.say("Measuring the harness's own overhead")
@@ -248,6 +269,7 @@ class Session:
                     "path": settings.model.path or plan.source.local_dir.name,
                     "parameters": plan.spec.parameters,
                     "bytes_per_token": plan.spec.bytes_per_token(element),
+                    "kv_bytes_per_token": plan.spec.kv_bytes_per_token(element),
                     "tokenizer_sha256": plan.codec.sha256 if plan.codec else None,
                     "weights_sha256": next((each for each in fingerprints if each), None),
                 },
@@ -259,6 +281,7 @@ class Session:
                 "requested_tokens": {each.request_id: each.max_new_tokens for each in plan.workload.requests},
                 "parity": self.parity,
                 "harness": self.harness,
+                "roofline": self.roofline,
                 "passes": self.passes,
             },
         )

@@ -11,6 +11,7 @@ import numpy as np
 from skote.eval.derive import ADJUSTED, METRICS, THROUGHPUTS, Measured, Metric
 from skote.eval.findings import Finding, find
 from skote.eval.record import SCHEMA_VERSION, Run
+from skote.eval.roofline import roofline, step_kernels
 from skote.eval.stats import (
     THRESHOLD,
     Effect,
@@ -49,6 +50,7 @@ def summarize(run: Run) -> dict[str, Any]:
         "findings": [asdict(finding) for finding in findings],
         "parity": _parity(manifest["parity"]),
         "harness": manifest["harness"],
+        "roofline": manifest.get("roofline"),
         "threshold_pct": 100 * THRESHOLD,
     }
 
@@ -75,6 +77,8 @@ def _arm(measured: Measured, arm: str, manifest: dict[str, Any]) -> dict[str, An
         "window_s": float(windows["window_s"].sum()),
         "metrics": metrics,
         "throughput": {name: measured.throughput(arm).get(name) for name in THROUGHPUTS},
+        "roofline": roofline(measured, arm, manifest),
+        "step_kernels": step_kernels(manifest, arm),
         "peak_memory_bytes": [replica["peak_memory_bytes"] for replica in replicas],
         "load_s": [replica["load_s"] for replica in replicas],
         "compile_s": [replica["info"].get("compile_s") for replica in replicas],

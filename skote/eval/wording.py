@@ -31,6 +31,11 @@ def percent(value: float | None) -> str:
     return NOT_AVAILABLE if value is None else f"{value:+.1f}\N{NO-BREAK SPACE}%".replace("-", MINUS)
 
 
+def share(value: float | None) -> str:
+    """A share as an unsigned percentage: "68.2 %"."""
+    return NOT_AVAILABLE if value is None else f"{100 * value:.1f}\N{NO-BREAK SPACE}%"
+
+
 def percent_interval(bounds: list[float] | None) -> str:
     """An interval of percentages: "-3.1 to +0.2 %", with a second decimal where the first would hide its width."""
     if bounds is None:
@@ -50,6 +55,15 @@ def size(value: float | None) -> str:
         return NOT_AVAILABLE
     mib = value / 2**20
     return f"{mib / 1024:,.2f}\N{NO-BREAK SPACE}GiB" if mib >= 1024 else f"{mib:,.0f}\N{NO-BREAK SPACE}MiB"
+
+
+def decimal_bytes(value: float | None) -> str:
+    """Bytes in powers of ten, as bandwidths count them: "538.1 MB", "16.06 GB"."""
+    if value is None:
+        return NOT_AVAILABLE
+    units = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+    power, unit = next((each for each in units if value >= each[0]), (1.0, "B"))
+    return f"{number(value / power)}\N{NO-BREAK SPACE}{unit}"
 
 
 def devices(names: list[str]) -> str:
@@ -115,9 +129,11 @@ def environment() -> jinja2.Environment:
     templates.filters.update(
         number=number,
         percent=percent,
+        share=share,
         percent_interval=percent_interval,
         interval=interval,
         size=size,
+        decimal_bytes=decimal_bytes,
         devices=devices,
         machine=machine,
         pretty=pretty,

@@ -9,7 +9,7 @@ import json
 import random
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Protocol, cast
 
 from skote.eval.prompts import load_prompts
@@ -73,7 +73,7 @@ class WorkloadConfig:
             or of mappings `text` (with `{slot}`) and `fillings`, anything else with one prompt a line.
         prompt_tokens: null takes the prompts as a user's turn each; N makes documents of exactly N tokens out of them.
         prompt_mix: shares of `prompt_tokens` that a block's requests take in turn.
-        temperature, top_p: sampling; temperature 0 is greedy.
+        temperature, top_k, top_p: sampling (`skote.types.Sampling`); temperature 0 is greedy, top_k 0 is no limit.
         respect_eos: whether an answer may end before its limit; then the arms' token counts may differ.
     """
 
@@ -88,6 +88,7 @@ class WorkloadConfig:
     prompt_tokens: int | None = None
     prompt_mix: list[float] = field(default_factory=lambda: [1.0])
     temperature: float = 0.0
+    top_k: int = 0
     top_p: float = 1.0
     respect_eos: bool = False
 
@@ -154,6 +155,8 @@ def check_config(config: WorkloadConfig) -> None:
         raise UsageError("workload.prompt_mix needs workload.prompt_tokens=N, the length that its shares are taken of.")
     if not config.temperature >= 0.0:
         raise UsageError(f"workload.temperature must be 0 (greedy) or more, got {config.temperature}.")
+    if config.top_k < 0:
+        raise UsageError(f"workload.top_k must be 0 (no limit) or more, got {config.top_k}.")
     if not 0.0 < config.top_p <= 1.0:
         raise UsageError(f"workload.top_p must lie in (0, 1], got {config.top_p}.")
     _check_load(config)
@@ -326,7 +329,12 @@ def _block(config: WorkloadConfig, block: int, prompts: list[tuple[int, ...]], s
             request_id := f"b{block:02d}-r{index:02d}",
             ids,
             limit,
-            Sampling(config.temperature, config.top_p, _sampling_seed(config.temperature, seed, request_id)),
+            Sampling(
+                config.temperature,
+                config.top_k,
+                config.top_p,
+                _sampling_seed(config.temperature, seed, request_id),
+            ),
             ignore_eos=not config.respect_eos,
         )
         for index, (ids, limit) in enumerate(shapes)
@@ -380,9 +388,7 @@ def _fingerprint(blocks: Sequence[Block], load: Load, concurrency: int) -> str:
                     "input_ids": request.input_ids,
                     "max_new_tokens": request.max_new_tokens,
                     "ignore_eos": request.ignore_eos,
-                    "temperature": request.sampling.temperature,
-                    "top_p": request.sampling.top_p,
-                    "seed": request.sampling.seed,
+                    **asdict(request.sampling),
                 }
                 for request in block
             ]

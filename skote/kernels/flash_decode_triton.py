@@ -1,10 +1,10 @@
-"""Attention of one new position over a paged KV cache (flash-decoding: Dao et al., arXiv 2205.14135, split over keys).
+"""Attention of each row's new position over a paged KV cache (flash-decoding, arXiv 2205.14135, split over keys).
 
-    out[h] = softmax(q[h] K[g]^T / sqrt(D)) V[g]        for head h of group g, over positions 0 .. newest
+    out[r, h] = softmax(q[r, h] K[g]^T / sqrt(D)) V[g]        for head h of group g, over row r's positions 0 .. newest
 
-Position p lives in slot table[p // PAGE] * PAGE + p % PAGE. The positions are cut into splits of a fixed size: a
-program leaves a split's unnormalised sum, maximum and denominator, and `flash_fold` puts the splits together in their
-order.
+Position p of row r lives in slot table[r, p // PAGE] * PAGE + p % PAGE of a pool that all rows share. A row whose
+newest position is negative is idle: its `out` is zero. The positions are cut into splits of a fixed size: a program
+leaves a split's unnormalised sum, maximum and denominator; `flash_fold` puts a row's splits together in their order.
 
 Three kernels do the splits; which one runs depends on how many positions may be in use, never on anything else:
 
@@ -38,6 +38,8 @@ class Attention(NamedTuple):
     """How decode attention is cut. `page` is a multiple of `tile`, `group` and `block`; all are powers of two.
 
     Up to `tiled` positions a split is `tile` of them, up to `grouped` it is `group`, beyond a page, read in blocks.
+    `fold` splits are put together at once; None: as many as suit their number. With `tiled` and `grouped` 0 and `fold`
+    set, a row's bits do not depend on how many positions may be in use.
     """
 
     page: int = 256
@@ -50,6 +52,7 @@ class Attention(NamedTuple):
     block: int = 64
     stages: int = 2
     stream_warps: int = 4
+    fold: int | None = None
 
     def split(self, positions: int) -> int:
         """Positions a split, where at most `positions` are in use."""
@@ -61,14 +64,19 @@ class Attention(NamedTuple):
 def flash_decode_reference(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, position: torch.Tensor, table: torch.Tensor, *, page: int
 ) -> torch.Tensor:
-    """The formula in framework ops, fp32 inside: `[heads, head_dim]` like `q`; arguments as `flash_decode`."""
-    places = torch.arange(int(position) + 1, device=q.device)
-    slots = table[places // page].long() * page + places % page
-    group = q.shape[0] // k.shape[0]
-    keys = k[:, slots].float().repeat_interleave(group, 0)
-    values = v[:, slots].float().repeat_interleave(group, 0)
-    scores = (keys * q.float()[:, None]).sum(-1) / math.sqrt(q.shape[1])
-    return (scores.softmax(-1)[..., None] * values).sum(1).to(q.dtype)
+    """The formula in framework ops, row by row, fp32 inside: shape and dtype of `q`; arguments as `flash_decode`."""
+    out = torch.zeros_like(q)
+    group = q.shape[1] // k.shape[0]
+    for row, newest in enumerate(position.tolist()):
+        if newest < 0:
+            continue
+        places = torch.arange(newest + 1, device=q.device)
+        slots = table[row, places // page].long() * page + places % page
+        keys = k[:, slots].float().repeat_interleave(group, 0)
+        values = v[:, slots].float().repeat_interleave(group, 0)
+        scores = (keys * q[row].float()[:, None]).sum(-1) / math.sqrt(q.shape[2])
+        out[row] = (scores.softmax(-1)[..., None] * values).sum(1).to(q.dtype)
+    return out
 
 
 @triton.jit
@@ -77,6 +85,7 @@ def flash_fold_kernel(
     sums_ptr,
     stats_ptr,
     out_ptr,
+    room,  # splits of a row in `sums` and `stats`
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -84,12 +93,13 @@ def flash_fold_kernel(
     DIMS: tl.constexpr,  # of the head, a program
     PDL: tl.constexpr,
 ):
-    """Grid: (HEADS, HEAD_DIM / DIMS). Put the splits' partial sums together in `out` [HEADS, HEAD_DIM]."""
+    """Grid: (HEADS, HEAD_DIM / DIMS, rows). Put a row's partial sums together in `out` [rows, HEADS, HEAD_DIM]."""
     if PDL:
         gdc_launch_dependents()
     head = tl.program_id(0)
     dims = tl.program_id(1) * DIMS + tl.arange(0, DIMS)
-    splits = tl.load(position_ptr) // SPLIT + 1
+    row = tl.program_id(2)
+    splits = (tl.maximum(tl.load(position_ptr + row), -1) + SPLIT) // SPLIT  # none of an idle row
     if PDL:
         gdc_wait()
     top = float("-inf")
@@ -98,6 +108,7 @@ def flash_fold_kernel(
     for start in range(0, splits, FOLD):
         split = start + tl.arange(0, FOLD)
         there = split < splits
+        split += row * room
         tops = tl.load(
             stats_ptr + split * 2 * HEADS + head, mask=there, other=float("-inf"), eviction_policy="evict_last"
         )
@@ -116,7 +127,8 @@ def flash_fold_kernel(
         total = total * kept + tl.sum(totals * weights, axis=0)
         mixed = mixed * kept + tl.sum(sums * weights[:, None], axis=0)
         top = higher
-    tl.store(out_ptr + head * HEAD_DIM + dims, (mixed / total).to(out_ptr.dtype.element_ty))
+    out = mixed / tl.maximum(total, 1.0)  # the highest score alone counts 1: only an idle row has less
+    tl.store(out_ptr + (row * HEADS + head) * HEAD_DIM + dims, out.to(out_ptr.dtype.element_ty))
 
 
 def flash_decode(
@@ -136,17 +148,18 @@ def flash_decode(
     """Launch the kernels for a cache of which at most the first `positions` positions are in use.
 
     Args:
-        q: `[heads, head_dim]`.
-        k, v: `[kv_heads, slots, head_dim]`; `head_dim` is a power of two of at least 16.
-        position: int32 `[1]`, below `positions`; table: int32, physical page of each logical one.
-        out: `[heads, head_dim]`, written.
-        sums, stats: fp32 room for `[splits, heads, head_dim]` and `[splits, 2, heads]`, overwritten.
+        q: `[rows, heads, head_dim]`.
+        k, v: `[kv_heads, slots, head_dim]`, the pool of all rows; `head_dim` is a power of two of at least 16.
+        position: int32 `[rows]`, below `positions`, negative where a row is idle.
+        table: int32 `[rows, pages]`, physical page of each logical one; those of idle rows are pages of the pool too.
+        out: `[rows, heads, head_dim]`, written.
+        sums, stats: fp32 room for `[rows, splits, heads, head_dim]` and `[rows, splits, 2, heads]`, overwritten.
 
     Raises:
         TypeError, ValueError: what `check_tensors` refuses, shapes that do not match, or too little room.
     """
     check_tensors("flash_decode", q=q, k=k, v=v, position=position, table=table, out=out, sums=sums, stats=stats)
-    (heads, head_dim), (kv_heads, slots, _) = q.shape, k.shape
+    (rows, heads, head_dim), (kv_heads, slots, _) = q.shape, k.shape
     if k.dtype not in DTYPES or k.dtype != v.dtype or k.shape != v.shape or out.shape != q.shape or heads % kv_heads:
         raise ValueError(
             f"flash_decode: q {tuple(q.shape)}, k {tuple(k.shape)} {k.dtype}, v {tuple(v.shape)} {v.dtype} and "
@@ -154,18 +167,20 @@ def flash_decode(
         )
     if padded(head_dim) != head_dim or head_dim < MIN_HEAD_DIM:
         raise ValueError(f"flash_decode: head_dim {head_dim} must be a power of two of at least {MIN_HEAD_DIM}.")
+    if position.shape != (rows,) or table.ndim != 2 or table.shape[0] != rows:
+        raise ValueError(f"flash_decode: position {tuple(position.shape)} and table {tuple(table.shape)}, {rows} rows.")
     split = cut.split(positions)
     splits = triton.cdiv(positions, split)
     if (
-        table.numel() * cut.page < positions
-        or sums.numel() < splits * heads * head_dim
-        or stats.numel() < splits * 2 * heads
+        table.shape[1] * cut.page < positions
+        or sums.numel() < rows * splits * heads * head_dim
+        or stats.numel() < rows * splits * 2 * heads
     ):
         raise ValueError(f"flash_decode: table, sums or stats are too small for {positions} positions.")
     scale = math.log2(math.e) / math.sqrt(head_dim)
     shape = {"HEADS": heads, "GROUP": heads // kv_heads, "HEAD_DIM": head_dim, "PAGE": cut.page, "PDL": pdl}
     if positions <= cut.tiled:
-        flash_tile_kernel[(heads, splits)](
+        flash_tile_kernel[(heads, splits, rows)](
             q,
             k,
             v,
@@ -176,6 +191,7 @@ def flash_decode(
             stats,
             scale,
             slots * head_dim,
+            table.shape[1],
             TILE=cut.tile,
             SINGLE=splits == 1,
             num_warps=cut.tile_warps,
@@ -185,7 +201,7 @@ def flash_decode(
         if splits == 1:
             return
     elif positions <= cut.grouped:
-        flash_group_kernel[(kv_heads, splits)](
+        flash_group_kernel[(kv_heads, splits, rows)](
             q,
             k,
             v,
@@ -195,6 +211,7 @@ def flash_decode(
             stats,
             scale,
             slots * head_dim,
+            table.shape[1],
             ROWS=max(padded(heads // kv_heads), STREAM_ROWS),
             TILE=cut.group,
             num_warps=cut.group_warps,
@@ -202,7 +219,7 @@ def flash_decode(
             **shape,
         )
     else:
-        flash_stream_kernel[(kv_heads, splits)](
+        flash_stream_kernel[(kv_heads, splits, rows)](
             q,
             k,
             v,
@@ -212,6 +229,7 @@ def flash_decode(
             stats,
             scale,
             slots * head_dim,
+            table.shape[1],
             ROWS=max(padded(heads // kv_heads), STREAM_ROWS),
             BLOCK=cut.block,
             STAGES=cut.stages,
@@ -219,12 +237,13 @@ def flash_decode(
             launch_pdl=pdl,
             **shape,
         )
-    fold, dims = fold_shape(splits, head_dim)
-    flash_fold_kernel[(heads, head_dim // dims)](
+    fold, dims = fold_shape(cut.fold or splits, head_dim)
+    flash_fold_kernel[(heads, head_dim // dims, rows)](
         position,
         sums,
         stats,
         out,
+        splits,
         HEADS=heads,
         HEAD_DIM=head_dim,
         SPLIT=split,

@@ -1,7 +1,7 @@
 """The kernels that attend to one split of the cache each; `flash_decode_triton` has the formula and launches them.
 
-All leave, for split s and query head h, `sums` [splits, heads, head_dim], the unnormalised sum, and `stats`
-[splits, 2, heads], the maximum of the scaled scores and the denominator.
+All leave, for each row, split and query head, `sums` [rows, splits, heads, head_dim], the unnormalised sum, and `stats`
+[rows, splits, 2, heads], the maximum of the scaled scores and the denominator; for an idle row, nothing.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -25,6 +25,7 @@ def flash_tile_kernel(
     stats_ptr,
     scale,  # log2(e) / sqrt(D)
     head_stride,  # elements from one head of the cache to the next
+    pages,  # of a row of the table
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,  # query heads a kv head
     HEAD_DIM: tl.constexpr,
@@ -33,7 +34,7 @@ def flash_tile_kernel(
     SINGLE: tl.constexpr,  # one split holds everything: write `out`, not the partial sums
     PDL: tl.constexpr,
 ):
-    """Grid: (HEADS, splits).
+    """Grid: (HEADS, splits, rows).
 
     Before the wait: position, page table, and the keys and values of earlier steps. After it: q and the newest slot.
     """
@@ -41,13 +42,14 @@ def flash_tile_kernel(
         gdc_launch_dependents()
     head = tl.program_id(0)
     split = tl.program_id(1)
-    position = tl.load(position_ptr)
+    row = tl.program_id(2)
+    position = tl.load(position_ptr + row)
     start = split * TILE
     if start <= position:
         places = start + tl.arange(0, TILE)
         dims = tl.arange(0, HEAD_DIM)
         base = (head // GROUP).to(tl.int64) * head_stride
-        slot = tl.load(table_ptr + start // PAGE) * PAGE + start % PAGE  # of the split's first position
+        slot = tl.load(table_ptr + row * pages + start // PAGE) * PAGE + start % PAGE  # of the split's first position
         offsets = base + ((slot + tl.arange(0, TILE)) * HEAD_DIM)[:, None] + dims[None, :]
         earlier = (places < position)[:, None]
         keys = tl.load(k_ptr + offsets, mask=earlier, other=0.0)
@@ -56,7 +58,7 @@ def flash_tile_kernel(
         holds_newest = (position < start + TILE) & (dims >= 0)
         if PDL:
             gdc_wait()
-        q = tl.load(q_ptr + head * HEAD_DIM + dims, eviction_policy="evict_last").to(tl.float32)
+        q = tl.load(q_ptr + (row * HEADS + head) * HEAD_DIM + dims, eviction_policy="evict_last").to(tl.float32)
         new_key = tl.load(k_ptr + newest, mask=holds_newest, other=0.0, eviction_policy="evict_last")
         new_value = tl.load(v_ptr + newest, mask=holds_newest, other=0.0, eviction_policy="evict_last")
         is_newest = (places == position)[:, None]
@@ -69,13 +71,20 @@ def flash_tile_kernel(
         total = tl.sum(weights, axis=0)
         mixed = tl.sum(wide_values * weights[:, None], axis=0)
         if SINGLE:
-            tl.store(out_ptr + head * HEAD_DIM + dims, (mixed / total).to(out_ptr.dtype.element_ty))
+            out = (mixed / total).to(out_ptr.dtype.element_ty)
+            tl.store(out_ptr + (row * HEADS + head) * HEAD_DIM + dims, out)
         else:
+            split += row * tl.num_programs(1)
             tl.store(sums_ptr + (split * HEADS + head) * HEAD_DIM + dims, mixed)
             tl.store(stats_ptr + split * 2 * HEADS + head, top)
             tl.store(stats_ptr + (split * 2 + 1) * HEADS + head, total)
-    elif PDL:
-        gdc_wait()
+    else:
+        if PDL:
+            gdc_wait()
+        if SINGLE:  # the row is idle
+            dims = tl.arange(0, HEAD_DIM)
+            zeros = tl.zeros([HEAD_DIM], out_ptr.dtype.element_ty)
+            tl.store(out_ptr + (row * HEADS + head) * HEAD_DIM + dims, zeros)
 
 
 @triton.jit
@@ -89,6 +98,7 @@ def flash_group_kernel(
     stats_ptr,
     scale,
     head_stride,
+    pages,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,  # a power of two, at least GROUP and what tl.dot takes
@@ -97,12 +107,13 @@ def flash_group_kernel(
     TILE: tl.constexpr,  # positions a split
     PDL: tl.constexpr,
 ):
-    """Grid: (kv_heads, splits). Results as `flash_tile_kernel`, and as there what is loaded before the wait."""
+    """Grid: (kv_heads, splits, rows). Results as `flash_tile_kernel`, and as there what is loaded before the wait."""
     if PDL:
         gdc_launch_dependents()
     kv_head = tl.program_id(0)
     split = tl.program_id(1)
-    position = tl.load(position_ptr)
+    row = tl.program_id(2)
+    position = tl.load(position_ptr + row)
     start = split * TILE
     if start <= position:
         places = start + tl.arange(0, TILE)
@@ -111,7 +122,7 @@ def flash_group_kernel(
         shared = rows < GROUP
         heads = kv_head * GROUP + rows
         base = kv_head.to(tl.int64) * head_stride
-        slot = tl.load(table_ptr + start // PAGE) * PAGE + start % PAGE  # of the split's first position
+        slot = tl.load(table_ptr + row * pages + start // PAGE) * PAGE + start % PAGE  # of the split's first position
         offsets = base + ((slot + tl.arange(0, TILE)) * HEAD_DIM)[:, None] + dims[None, :]
         earlier = (places < position)[:, None]
         keys = tl.load(k_ptr + offsets, mask=earlier, other=0.0)
@@ -121,7 +132,7 @@ def flash_group_kernel(
         if PDL:
             gdc_wait()
         q = tl.load(
-            q_ptr + heads[:, None] * HEAD_DIM + dims[None, :],
+            q_ptr + (row * HEADS + heads[:, None]) * HEAD_DIM + dims[None, :],
             mask=shared[:, None],
             other=0.0,
             eviction_policy="evict_last",
@@ -136,6 +147,7 @@ def flash_group_kernel(
         top = tl.max(scores, axis=1)
         weights = tl.exp2(scores - top[:, None])
         mixed = tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+        split += row * tl.num_programs(1)
         tl.store(sums_ptr + (split * HEADS + heads[:, None]) * HEAD_DIM + dims[None, :], mixed, mask=shared[:, None])
         tl.store(stats_ptr + split * 2 * HEADS + heads, top, mask=shared)
         tl.store(stats_ptr + (split * 2 + 1) * HEADS + heads, tl.sum(weights, axis=1), mask=shared)
@@ -154,6 +166,7 @@ def flash_stream_kernel(
     stats_ptr,
     scale,
     head_stride,
+    pages,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,  # a power of two, at least GROUP and what tl.dot takes
@@ -163,7 +176,7 @@ def flash_stream_kernel(
     STAGES: tl.constexpr,  # blocks in flight
     PDL: tl.constexpr,
 ):
-    """Grid: (kv_heads, pages). Results as `flash_tile_kernel`, a page a split.
+    """Grid: (kv_heads, splits, rows). Results as `flash_tile_kernel`, a page a split.
 
     The wait comes before the loop: a load inside one may be moved ahead of a wait inside it (triton #11905). Asking for
     the page ahead of the wait, to L2, was tried and costs 7 % of a step at 32,768 positions.
@@ -172,9 +185,11 @@ def flash_stream_kernel(
         gdc_launch_dependents()
     kv_head = tl.program_id(0)
     page = tl.program_id(1)
-    position = tl.load(position_ptr)
+    row = tl.program_id(2)
+    position = tl.load(position_ptr + row)
     if page * PAGE <= position:
-        base = kv_head.to(tl.int64) * head_stride + tl.load(table_ptr + page).to(tl.int64) * PAGE * HEAD_DIM
+        first_slot = tl.load(table_ptr + row * pages + page).to(tl.int64) * PAGE
+        base = kv_head.to(tl.int64) * head_stride + first_slot * HEAD_DIM
         if PDL:
             gdc_wait()
         rows = tl.arange(0, ROWS)
@@ -182,7 +197,7 @@ def flash_stream_kernel(
         heads = kv_head * GROUP + rows
         dims = tl.arange(0, HEAD_DIM)
         q = tl.load(
-            q_ptr + heads[:, None] * HEAD_DIM + dims[None, :],
+            q_ptr + (row * HEADS + heads[:, None]) * HEAD_DIM + dims[None, :],
             mask=shared[:, None],
             other=0.0,
             eviction_policy="evict_last",
@@ -205,9 +220,9 @@ def flash_stream_kernel(
             values = tl.load(v_ptr + offsets, mask=(places < used)[:, None], other=0.0)
             mixed = mixed * kept[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
             top = higher
-        place = sums_ptr + (page * HEADS + heads[:, None]) * HEAD_DIM + dims[None, :]
-        tl.store(place, mixed, mask=shared[:, None])
-        tl.store(stats_ptr + page * 2 * HEADS + heads, top, mask=shared)
-        tl.store(stats_ptr + (page * 2 + 1) * HEADS + heads, total, mask=shared)
+        split = row * tl.num_programs(1) + page
+        tl.store(sums_ptr + (split * HEADS + heads[:, None]) * HEAD_DIM + dims[None, :], mixed, mask=shared[:, None])
+        tl.store(stats_ptr + split * 2 * HEADS + heads, top, mask=shared)
+        tl.store(stats_ptr + (split * 2 + 1) * HEADS + heads, total, mask=shared)
     elif PDL:
         gdc_wait()

@@ -1,6 +1,8 @@
-"""The end of a greedy step: the most likely token, fed back.
+"""The end of a greedy step: each row's most likely token, fed back.
 
-token = lowest id with the highest logit;   position += 1;   history[position] = token;   x = embed[token]
+token = lowest id with the highest logit;   position += 1;   history[row, position] = token;   x = embed[token]
+
+A row with a negative position is idle: nothing of it is written.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -26,30 +28,34 @@ def greedy_token_kernel(
     embed_ptr,
     x_ptr,
     programs,
+    places,  # of a row of the history
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,  # a power of two, at least HIDDEN
     PROGRAMS: tl.constexpr,  # a power of two, at least `programs`
     PDL: tl.constexpr,
 ):
-    """Grid: (1,). Second stage of the maximum (see `head_gemv`), then the step's only write of position."""
+    """Grid: (rows,). Second stage of the maximum (see `head_gemv`), then the step's only write of position."""
     if PDL:
         gdc_launch_dependents()
+    row = tl.program_id(0)
     program = tl.arange(0, PROGRAMS)
     columns = tl.arange(0, BLOCK)
-    inside = columns < HIDDEN
     if PDL:
         gdc_wait()
+    position = tl.load(position_ptr + row, eviction_policy="evict_last")
+    live = position >= 0
+    best_ptr += row * programs
     best = tl.load(best_ptr + program, mask=program < programs, other=float("-inf"), eviction_policy="evict_last")
     top = tl.max(best, axis=0)
     winner = tl.min(tl.where((best == top) & (program < programs), program, programs - 1), axis=0)
-    token = tl.load(first_ptr + winner, eviction_policy="evict_last")
-    position = tl.load(position_ptr, eviction_policy="evict_last") + 1
-    tl.store(history_ptr + position, token)
-    tl.store(position_ptr, position)
-    row = tl.load(
+    token = tl.load(first_ptr + row * programs + winner, eviction_policy="evict_last")
+    tl.store(history_ptr + row * places + position + 1, token, mask=live)
+    tl.store(position_ptr + row, position + 1, mask=live)
+    inside = (columns < HIDDEN) & live
+    embedding = tl.load(
         embed_ptr + token.to(tl.int64) * HIDDEN + columns, mask=inside, other=0.0, eviction_policy="evict_last"
     )
-    tl.store(x_ptr + columns, row.to(tl.float32), mask=inside)
+    tl.store(x_ptr + row * HIDDEN + columns, embedding.to(tl.float32), mask=inside)
 
 
 def greedy_token(
@@ -65,11 +71,11 @@ def greedy_token(
     """Launch the kernel.
 
     Args:
-        best, first: the first stage's results, one entry a program of `head_gemv`.
-        position: int32 `[1]`, advanced.
-        history: int32, longer than the last position; entry `position + 1` is written. On the device, or pinned memory
-            of the host.
-        embed: `[vocab, hidden]`; x: `[hidden]`, fp32, overwritten with the token's row.
+        best, first: `[rows, programs]`, the first stage's results (see `head_gemv`, `head_gemm`).
+        position: int32 `[rows]`, advanced.
+        history: int32 `[rows, places]`, longer than the last position; entry `position + 1` is written. On the device,
+            or pinned memory of the host.
+        embed: `[vocab, hidden]`; x: `[rows, hidden]`, fp32, overwritten with the tokens' rows.
 
     Raises:
         TypeError, ValueError: what `check_tensors` refuses, too many entries, or a history out of the device's reach.
@@ -77,14 +83,19 @@ def greedy_token(
     check_tensors("greedy_token", best=best, first=first, position=position, embed=embed, x=x)
     if not (history.device == x.device or history.is_pinned()):
         raise ValueError("greedy_token: history must lie on the device or in pinned memory.")
-    programs, hidden = best.shape[0], x.shape[0]
+    (rows, programs), hidden = best.shape, x.shape[1]
     if programs > MAX_PROGRAMS or first.shape != best.shape or embed.shape[1] != hidden:
         raise ValueError(
-            f"greedy_token: {programs} entries (at most {MAX_PROGRAMS}), first {tuple(first.shape)}, embed "
-            f"{tuple(embed.shape)} and x of {hidden} do not belong together."
+            f"greedy_token: {programs} entries a row (at most {MAX_PROGRAMS}), first {tuple(first.shape)}, embed "
+            f"{tuple(embed.shape)} and x {tuple(x.shape)} do not belong together."
+        )
+    if position.shape != (rows,) or x.shape[0] != rows or history.ndim != 2 or history.shape[0] != rows:
+        raise ValueError(
+            f"greedy_token: position {tuple(position.shape)}, x {tuple(x.shape)} and history {tuple(history.shape)} "
+            f"do not have {rows} rows."
         )
     block = padded(programs)
-    greedy_token_kernel[(1,)](
+    greedy_token_kernel[(rows,)](
         best,
         first,
         position,
@@ -92,6 +103,7 @@ def greedy_token(
         embed,
         x,
         programs,
+        history.shape[1],
         HIDDEN=hidden,
         BLOCK=padded(hidden),
         PROGRAMS=block,

@@ -1,11 +1,12 @@
-"""What the decode kernels share: the checks at a launcher's door, and a matrix-vector tile.
+"""What the decode kernels share: the checks at a launcher's door, and the tiles that they are cut into.
 
 Their rules for programmatic dependent launch, which `tests/kernels/test_sm90.py` reads in the machine code:
 
 - a kernel lets its successor start at once, so that the successor's weights are on their way while it still computes;
 - every program waits before its first dependent read and before its first write, also one with nothing to do;
 - what is read before the wait is constant within a step: weights (`evict_first`, they are not read again), tables,
-  position, and the cache's older slots. What depends on a kernel of the step is read after it, with `evict_last`.
+  position, and the cache's older slots. What depends on a kernel of the step is read after it, with `evict_last`;
+- a pipelined loop comes after the wait, all of it: the compiler moves such a loop's reads ahead of a wait inside it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ import torch
 import triton
 
 MAX_COLUMNS = 32768
-"""Longest row of a weight matrix: a program holds whole rows in registers."""
+"""Longest row of a weight matrix: a matrix-vector program holds whole rows in registers."""
+
+MAX_ROWS = 16
+"""Rows of a multi-row step, all of them always computed: one shape of every product, so one rounding of every row."""
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -26,6 +30,24 @@ class Tile(NamedTuple):
 
     rows: int
     warps: int
+
+
+class GemmTile(NamedTuple):
+    """How a multi-row kernel is cut: `rows` of the matrix a program (a power of two of at least 16), `block` columns at
+    once, of which `stages` blocks are in flight, and its warps.
+
+    A block is a power of two of at least 64 columns a warp, so that of the norm, too, each thread copies four bytes and
+    the loop can be pipelined; in fp32 it is half as many columns, which are as many bytes.
+    """
+
+    rows: int
+    block: int
+    stages: int
+    warps: int
+
+    def columns(self, dtype: torch.dtype) -> int:
+        """Columns at once of a matrix of this `dtype`."""
+        return self.block // 2 if dtype == torch.float32 else self.block
 
 
 def check_tensors(op: str, **tensors: torch.Tensor) -> None:
@@ -60,7 +82,16 @@ def check_matrix(op: str, weight: torch.Tensor, rows: int | None, columns: int) 
         raise ValueError(f"{op}: rows of {columns} elements; the kernel takes 1 to {MAX_COLUMNS}.")
 
 
-def check_tile(op: str, tile: Tile, rows: int) -> None:
+def check_rows(op: str, **tensors: torch.Tensor) -> None:
+    """Raises:
+    ValueError: one of `tensors` has not `MAX_ROWS` rows.
+    """
+    for name, tensor in tensors.items():
+        if tensor.ndim == 0 or tensor.shape[0] != MAX_ROWS:
+            raise ValueError(f"{op}: {name} has shape {tuple(tensor.shape)}, expected {MAX_ROWS} rows.")
+
+
+def check_tile(op: str, tile: Tile | GemmTile, rows: int) -> None:
     """Raises:
     ValueError: `rows` rows are not a whole number of tiles.
     """

@@ -41,7 +41,7 @@ def qkv_gemv_reference(
     rows = (weight.float() * rms_norm_reference(x, norm, eps)).sum(-1).view(-1, head_dim)
     new_q, new_k, new_v = rows.split((heads, kv_heads, kv_heads))
     at = int(position)
-    slot = int(table[at // page]) * page + at % page
+    slot = int(table.view(-1)[at // page]) * page + at % page
     q.copy_(apply_rope(new_q, cos[at], sin[at]))
     k[:, slot] = apply_rope(new_k, cos[at], sin[at]).to(k.dtype)
     v[:, slot] = new_v.to(v.dtype)
@@ -138,7 +138,7 @@ def qkv_gemv(
         norm, weight: `[hidden]` and `[(heads + 2 kv_heads) * head_dim, hidden]`.
         cos, sin: `[positions, head_dim]`, fp32.
         position: int32 `[1]`, the row's newest position; not written by any kernel of the same step before its last.
-        table: int32, physical page of each logical one.
+        table: int32 `[pages]` or `[1, pages]`, physical page of each logical one.
         q: `[heads, head_dim]`, written.
         k, v: `[kv_heads, slots, head_dim]`, one slot of each head written.
         tile: `rows` counts both halves of the pairs.

@@ -1,7 +1,7 @@
 """After a prefill's q/k/v projection: rotate q and k in place, and write k and v to the paged cache.
 
-Token t is position t. It lives in slot table[t // PAGE] * PAGE + t % PAGE of every head; tokens from `capacity` on, the
-padding of a bucket, are rotated and not written.
+Token t is position p = start + t. It lives in slot table[p // PAGE] * PAGE + p % PAGE of every head; positions from
+`capacity` on, the padding of a bucket, are rotated and not written. Without query heads k and v alone are there.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -25,10 +25,11 @@ def rope_write_reference(
     v: torch.Tensor,
     *,
     page: int,
+    start: int = 0,
 ) -> None:
     """The same in framework ops; arguments as `rope_write`."""
-    kept, kv_heads = min(qkv.shape[0], cos.shape[0]), k.shape[0]
-    places = torch.arange(kept, device=qkv.device)
+    kept, kv_heads = min(qkv.shape[0], cos.shape[0] - start), k.shape[0]
+    places = start + torch.arange(kept, device=qkv.device)
     turned = qkv[:kept, :-kv_heads]
     turned.copy_(apply_rope(turned, cos[places, None], sin[places, None]))
     slots = table[places // page].long() * page + places % page
@@ -44,6 +45,7 @@ def rope_write_kernel(
     table_ptr,
     k_ptr,
     v_ptr,
+    start,
     capacity,
     head_stride,  # elements from one head of the cache to the next
     HEADS: tl.constexpr,  # query heads
@@ -63,7 +65,7 @@ def rope_write_kernel(
     )
     low = tl.load(low_ptr, mask=there, other=0.0)
     high = tl.load(low_ptr + HALF, mask=there, other=0.0)
-    place = tl.minimum(token, capacity - 1)
+    place = tl.minimum(start + token, capacity - 1)
     cos = tl.load(cos_ptr + place * HEAD_DIM + dims)[None, :]
     sin = tl.load(sin_ptr + place * HEAD_DIM + dims)[None, :]
     turned = (heads < HEADS + KV_HEADS)[:, None]
@@ -72,7 +74,7 @@ def rope_write_kernel(
     tl.store(low_ptr, new_low, mask=there & turned)
     tl.store(low_ptr + HALF, new_high, mask=there & turned)
     slot = tl.load(table_ptr + place // PAGE) * PAGE + place % PAGE
-    kept = token < capacity
+    kept = start + token < capacity
     is_key = (heads >= HEADS) & (heads < HEADS + KV_HEADS)
     keys = k_ptr + (heads - HEADS).to(tl.int64)[:, None] * head_stride + slot * HEAD_DIM + dims[None, :]
     tl.store(keys, new_low, mask=is_key[:, None] & kept)
@@ -92,12 +94,14 @@ def rope_write(
     v: torch.Tensor,
     *,
     page: int,
+    start: int = 0,
 ) -> None:
     """Launch the kernel.
 
     Args:
         qkv: `[tokens, heads + 2 kv_heads, head_dim]`, q and k rotated in place.
         cos, sin: `[capacity, head_dim]`, fp32: the positions that the cache may hold.
+        start: position of the first token, below `capacity`.
         table: int32, physical page of each logical one.
         k, v: `[kv_heads, slots, head_dim]`, written.
 
@@ -110,6 +114,8 @@ def rope_write(
     capacity = cos.shape[0]
     if k.shape != v.shape or k.shape[2] != head_dim or cos.shape != sin.shape or cos.shape[1] != head_dim:
         raise ValueError(f"rope_write: qkv {tuple(qkv.shape)}, k {tuple(k.shape)} and cos {tuple(cos.shape)} differ.")
+    if not 0 <= start < capacity:
+        raise ValueError(f"rope_write: start {start} lies beyond the {capacity} positions.")
     if capacity > slots or table.numel() * page < capacity or padded(head_dim) != head_dim:
         raise ValueError(f"rope_write: {capacity} positions do not fit {slots} slots in {table.numel()} pages.")
     rope_write_kernel[(tokens,)](
@@ -119,6 +125,7 @@ def rope_write(
         table,
         k,
         v,
+        start,
         capacity,
         slots * head_dim,
         HEADS=all_heads - 2 * kv_heads,

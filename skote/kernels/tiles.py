@@ -1,4 +1,8 @@
-"""How the kernels of a single-row decode step are cut, measured on an H200 with programmatic dependent launch on."""
+"""How the kernels of a decode step are cut.
+
+Those of the single-row step were measured on an H200 with programmatic dependent launch on; those of the multi-row step
+are reasoned, not measured: a few hundred programs, and 64 KiB of weights in flight on a multiprocessor.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import math
 from typing import NamedTuple
 
 from skote.kernels.flash_decode_triton import Attention
-from skote.kernels.launch import Tile
+from skote.kernels.launch import GemmTile, Tile
 
 
 class StepTiles(NamedTuple):
@@ -17,6 +21,17 @@ class StepTiles(NamedTuple):
     gate_up: Tile
     down: Tile
     head: Tile
+    attention: Attention
+
+
+class BatchTiles(NamedTuple):
+    """The same for the multi-row step; its attention is cut alike whatever the positions in use."""
+
+    qkv: GemmTile
+    o: GemmTile
+    gate_up: GemmTile
+    down: GemmTile
+    head: GemmTile
     attention: Attention
 
 
@@ -41,6 +56,27 @@ _SMALL = StepTiles(
 )
 
 
+# One kernel and one tree of sums for every length: neither what else is in the batch nor how many positions the step
+# covers may show in a row's bits.
+_BATCH_ATTENTION = Attention(page=128, tiled=0, grouped=0, fold=32)
+_LARGE_BATCH = BatchTiles(
+    qkv=GemmTile(32, 256, 4, 4),
+    o=GemmTile(32, 256, 4, 4),
+    gate_up=GemmTile(64, 256, 3, 4),
+    down=GemmTile(32, 256, 4, 4),
+    head=GemmTile(64, 256, 3, 4),
+    attention=_BATCH_ATTENTION,
+)
+_SMALL_BATCH = BatchTiles(
+    qkv=GemmTile(16, 128, 4, 2),
+    o=GemmTile(16, 128, 4, 2),
+    gate_up=GemmTile(32, 128, 4, 2),
+    down=GemmTile(16, 128, 4, 2),
+    head=GemmTile(32, 128, 4, 2),
+    attention=_BATCH_ATTENTION,
+)
+
+
 def step_tiles(hidden: int, intermediate: int) -> StepTiles:
     """The tiles for a decoder of this width, their rows cut to divide its matrices evenly.
 
@@ -52,6 +88,14 @@ def step_tiles(hidden: int, intermediate: int) -> StepTiles:
         gate_up=_dividing(tiles.gate_up, 2 * intermediate),
         down=_dividing(tiles.down, hidden),
     )
+
+
+def batch_tiles(hidden: int, intermediate: int) -> BatchTiles:
+    """The tiles of the multi-row step for a decoder of this width; those of small ones keep their few rows spread out.
+
+    A head has to be a multiple of `qkv.rows`.
+    """
+    return _LARGE_BATCH if min(hidden, intermediate) > 1024 else _SMALL_BATCH
 
 
 def _dividing(tile: Tile, rows: int) -> Tile:

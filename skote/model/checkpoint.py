@@ -17,7 +17,8 @@ from skote.model.spec import DecoderSpec, read_json
 from skote.types import CheckpointError
 
 _VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
-_FINGERPRINT_CHUNK = 1 << 22
+_DRAWN_AT_ONCE = 1 << 22
+_FINGERPRINT_CHUNK = 1 << 20
 _FINGERPRINT_PRIME = 65521
 
 
@@ -26,8 +27,7 @@ def load_tensors(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor of `spec` with its checkpoint name, one at a time, in `dtype` on `device`.
 
-    With `random_seed` nothing is read: matrices are normal with standard deviation 0.02, norms are ones, each tensor
-    drawn on the device from a generator seeded by (random_seed, name). Rows of added tokens are zeros in both cases.
+    With `random_seed` nothing is read: each tensor is `random_tensor`. Rows of added tokens are zeros in both cases.
 
     Raises:
         CheckpointError: no weights, an unreadable file, or a tensor that is missing, has another shape, or holds NaN or
@@ -63,12 +63,18 @@ def load_tensors(
 def random_tensor(
     name: str, shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device, seed: int
 ) -> torch.Tensor:
-    """The tensor that (seed, name) stands for on this kind of device: drawn in fp32, then rounded to `dtype`."""
-    if len(shape) == 1:
+    """The tensor that (seed, name) stands for on this kind of device: drawn in fp32, rounded to `dtype`, part by part.
+
+    Normal with standard deviation 0.02; vectors that are no biases, the weights of norms, are ones.
+    """
+    if len(shape) == 1 and not name.endswith("bias"):
         return torch.ones(shape, dtype=dtype, device=device)
     generator = torch.Generator(device=device)
     generator.manual_seed(int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:7], "little"))
-    return torch.empty(shape, device=device).normal_(0.0, 0.02, generator=generator).to(dtype)
+    out = torch.empty(shape, dtype=dtype, device=device)
+    for part in torch.split(out.view(-1), _DRAWN_AT_ONCE):  # of the largest matrix an fp32 copy would double the peak
+        part.copy_(torch.empty(part.shape, device=device).normal_(0.0, 0.02, generator=generator))
+    return out
 
 
 def fingerprint(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
@@ -84,13 +90,12 @@ def fingerprint(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
 def _checksum(tensor: torch.Tensor) -> str:
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
     flat = tensor.detach().contiguous().view(-1).view(integers)
-    plain = weighted = 0
+    plain = weighted = torch.zeros((), dtype=torch.int64, device=flat.device)
     for start in range(0, flat.numel(), _FINGERPRINT_CHUNK):
         chunk = flat[start : start + _FINGERPRINT_CHUNK].to(torch.int64)
         place = torch.arange(start, start + chunk.numel(), device=chunk.device) % _FINGERPRINT_PRIME + 1
-        plain += int(chunk.sum())
-        weighted += int((chunk * place).sum())
-    return f"{plain % 2**64:016x}{weighted % 2**64:016x}"
+        plain, weighted = plain + chunk.sum(), weighted + (chunk * place).sum()
+    return f"{int(plain) % 2**64:016x}{int(weighted) % 2**64:016x}"
 
 
 def _files_of(local_dir: Path, names: Iterable[str]) -> dict[Path, list[str]]:

@@ -115,7 +115,7 @@ class Decoder:
         x = self.weights.embed[ids].float()
         for weights, layer_cache in zip(self.weights.layers, cache, strict=True):
             x = layer_forward(x, weights, layer_cache, cos, sin, key_mask, self.spec, ops)
-        return head_forward(x[:, -1:], self.weights.norm, self.weights.lm_head, ops)
+        return head_forward(x[:, -1:].contiguous(), self.weights.norm, self.weights.lm_head, ops)
 
 
 def _without_mask(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _: torch.Tensor) -> torch.Tensor:

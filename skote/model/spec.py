@@ -119,6 +119,27 @@ def read_config(local_dir: Path) -> dict[str, Any]:
     return read_json(path)
 
 
+def model_config(local_dir: Path) -> dict[str, Any]:
+    """As `read_config`, with the end-of-sequence ids of generation_config.json, which decides them where it exists.
+
+    Raises:
+        CheckpointError: as `read_config`.
+    """
+    config = read_config(local_dir)
+    generation = local_dir / "generation_config.json"
+    if not generation.is_file():
+        return config
+    return config | {"eos_token_id": read_json(generation).get("eos_token_id")}
+
+
+def eos_ids(config: dict[str, Any]) -> tuple[int, ...]:
+    """The tokens that end a text: a config's `eos_token_id` is null, a number, or a list."""
+    value = config.get("eos_token_id")
+    if value is None:
+        return ()
+    return tuple(int(token) for token in value) if isinstance(value, list) else (int(value),)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A file of a checkpoint directory that holds one JSON object.
 

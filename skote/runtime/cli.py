@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from skote.types import ExitCode, SkoteError, UsageError
+from skote.types import ExitCode, Sampling, SkoteError, UsageError
 
 NO_TEMPLATE = "The tokenizer has no chat template: the prompt is used as plain text."
 
@@ -23,15 +23,28 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_text_arguments(parser: Parser, max_new_tokens: int) -> None:
-    """The arguments that every text command has: the directory, the dtype, the limit, chat or raw."""
+    """The arguments that every text command has: the directory, the dtype, the limit, sampling, chat or raw."""
     parser.add_argument("directory", metavar="DIR", help="a checkpoint directory with its tokenizer")
     parser.add_argument("--dtype", help="fp32 (default), tf32, bf16 or fp16")
     parser.add_argument(
         "--max-new-tokens", type=positive, default=max_new_tokens, metavar="N", help="at most so many (%(default)s)"
     )
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 (default) is greedy")
+    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="sample from the K likeliest tokens (0: all)")
+    parser.add_argument("--top-p", type=float, default=1.0, help="and of these from the likeliest of this mass (1)")
+    parser.add_argument("--seed", type=int, default=0, help="of sampling, the same for each prompt (0)")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--chat", action="store_true", help="send the prompt as a message in the model's chat template")
     form.add_argument("--raw", dest="chat", action="store_false", help="continue the prompt as it is (default)")
+
+
+def sampling_of(options: argparse.Namespace) -> Sampling:
+    """What the arguments of `add_text_arguments` say about sampling.
+
+    Raises:
+        RequestError: a value out of its range.
+    """
+    return Sampling(options.temperature, options.top_k, options.top_p, options.seed)
 
 
 def positive(value: str) -> int:

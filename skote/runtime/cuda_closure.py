@@ -1,9 +1,12 @@
-"""The decode closure of one request on CUDA: captured prefill, captured steps, tokens read one step behind."""
+"""The decode closure on CUDA: captured prefill, captured steps, tokens read one step behind."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -11,24 +14,75 @@ from skote.kernels.flash_decode_triton import MIN_HEAD_DIM
 from skote.kernels.launch import MAX_COLUMNS
 from skote.model.decoder import Decoder
 from skote.model.spec import DecoderSpec
-from skote.runtime.cache import StaticCache
-from skote.runtime.cuda_graph import CudaStep
-from skote.runtime.cuda_prefill import CudaPrefill
-from skote.runtime.sampling import next_token, request_generator
-from skote.types import Request
+from skote.runtime.closure import ended
+from skote.runtime.cuda_graph import Choice, CudaStep
+from skote.runtime.cuda_prefill import BUCKETS, CHUNK, CudaPrefill
+from skote.runtime.kernel_sets import KernelSet, MultiRow, SingleRow
+from skote.runtime.paged_cache import PagedCache
+from skote.runtime.profile import kernel_times
+from skote.types import Emit, FinishReason, Request
+
+_PROFILED_STEPS = 20
+
+
+@dataclass(slots=True)
+class _Seat:
+    """A request in a row of a batch. Its next step is that of `position`; `last` is its last token's position."""
+
+    index: int
+    row: int
+    request: Request
+    position: int
+    last: int
+    tokens: int = 1
 
 
 class CudaClosure:
-    """Prompt ids -> token ids, for a cache of one row. `capture_s` is what compiling and capturing took."""
+    """Prompt ids to token ids on one CUDA device, tier 1.
 
-    def __init__(self, decoder: Decoder, cache: StaticCache) -> None:
+    Args:
+        capacity: positions that a request may take.
+        max_batch: rows of a step: 1 takes the single-row kernels, 2 to 16 the multi-row ones.
+        warmup_buckets: prompt lengths whose prefill is captured; by default a ladder of them.
+    """
+
+    def __init__(
+        self, decoder: Decoder, *, capacity: int, max_batch: int = 1, warmup_buckets: Sequence[int] | None = None
+    ) -> None:
+        spec, weights = decoder.spec, decoder.weights
+        self._decoder = decoder
         self._device = decoder.device
         started = time.monotonic()
         with torch.cuda.device(self._device):
-            self._step = CudaStep(decoder, cache)
-            self._prefill = CudaPrefill(decoder, cache, self._step)
+            kernels: KernelSet = (
+                SingleRow(spec, weights, capacity) if max_batch == 1 else MultiRow(spec, weights, capacity)
+            )
+            page = kernels.attention.page
+            self._cache = PagedCache(
+                spec,
+                max_batch,
+                capacity,
+                page=page,
+                granule=page if max_batch == 1 else CHUNK,
+                dtype=weights.norm.dtype,
+                device=self._device,
+            )
+            self._step = CudaStep(decoder, self._cache, kernels)
+            self._step.capture_steps()
+            self._first = self._step
+            if max_batch > 1:  # a prefill ends in a state of its own, while the other rows go on
+                alone = SingleRow(spec, weights, capacity, attention=kernels.attention)
+                self._first = CudaStep(decoder, self._cache, alone)
+            self._first.capture_choices()
+            buckets = BUCKETS if warmup_buckets is None else sorted(warmup_buckets)
+            self._prefill = CudaPrefill(
+                decoder, self._cache, self._first, buckets=buckets, chunk=None if max_batch == 1 else CHUNK
+            )
+            self._prefill(0, [0] * capacity)  # the longest prompt, so that no later one allocates
             torch.cuda.synchronize()
-        self.capture_s = time.monotonic() - started
+        self._capture_s = time.monotonic() - started
+        self._captures = self._count_captures()
+        self._allocations = self._count_allocations()
 
     @staticmethod
     def refusal(spec: DecoderSpec) -> str | None:
@@ -38,41 +92,128 @@ class CudaClosure:
         longest = max(spec.hidden, spec.intermediate, spec.heads * spec.head_dim)
         return f"rows of {longest} weights are longer than {MAX_COLUMNS}" if longest > MAX_COLUMNS else None
 
-    def tokens(self, request: Request) -> Iterator[int]:
-        """The request's `max_new_tokens` tokens as the host comes to hold them; whoever reads them may stop before.
-
-        Greedy tokens are fed back on the device: while one is read, the step after it already runs. A sampled token is
-        drawn by the host's generator and fed from there.
-        """
-        step, sampling = self._step, request.sampling
-        start = len(request.input_ids)
-        last = start + request.max_new_tokens - 1
-        generator = request_generator(sampling, self._device)
+    def generate(self, requests: Sequence[Request], emit: Emit) -> list[FinishReason]:
+        """As `Closure.generate`; more requests than rows are run in groups, in their order."""
+        reasons: dict[int, FinishReason] = {}
         with torch.cuda.device(self._device):
-            self._prefill(request.input_ids)
-        for position in range(start, last + 1):
-            if sampling.greedy:
-                if position < last:
-                    self._launch(position)
-                yield step.token(position)
-                continue
-            token = next_token(step.logits, sampling, generator)
-            yield token
-            if position < last:
-                step.feed(token, position)
-                self._launch(position)
+            for start in range(0, len(requests), self._cache.rows):
+                group = list(enumerate(requests))[start : start + self._cache.rows]
+                if self._step is self._first:
+                    for index, request in group:
+                        reasons[index] = self._alone(index, request, emit)
+                else:
+                    self._together(group, emit, reasons)
+        return [reasons[index] for index in range(len(requests))]
 
     def score(self, request: Request, forced_ids: Sequence[int]) -> torch.Tensor:
-        """Logits `[len(forced_ids), vocab]`, fp32, as `Engine.score` wants: each token through prefill and step."""
+        """As `Closure.score`: each forced token through the prefill and the steps that `generate` runs."""
+        allocated = self._count_allocations()
+        step = self._step
         with torch.cuda.device(self._device):
-            self._prefill(request.input_ids)
-        rows = [self._step.logits.clone()]
-        for position, token in enumerate(forced_ids[:-1], len(request.input_ids)):
-            self._step.feed(token, position)
-            self._launch(position)
-            rows.append(self._step.logits.clone())
-        return torch.stack(rows)
+            self._prefill(0, request.input_ids)
+            rows = [self._first.state.logits[0].clone()]
+            for position, token in enumerate(forced_ids[:-1], len(request.input_ids)):
+                step.state.feed(0, token, position)
+                step.launch(position)
+                rows.append(step.state.logits[0].clone())
+            step.state.idle(0)
+            scored = torch.stack(rows)
+        self._allocations += self._count_allocations() - allocated  # the rows are not a step's
+        return scored
 
-    def _launch(self, position: int) -> None:
+    def describe(self) -> dict[str, Any]:
+        """As `Closure.describe`. Captures and allocations are those since the closure was built."""
+        paths: dict[str, dict[str, int]] = {}
+        for (op, path), count in sorted(self._decoder.paths.items()):
+            paths.setdefault(op, {})[path] = count
+        return {
+            "tier": 1,
+            "tier_reason": f"decode step captured ({self._step.kernels.name} kernels), prefill by captured graphs",
+            "kernel_set": self._step.kernels.name,
+            "compile_s": self._capture_s,
+            "kv_cache_bytes": self._cache.nbytes,
+            "captures_after_warmup": self._count_captures() - self._captures,
+            "allocations_after_warmup": self._count_allocations() - self._allocations,
+            "notes": [],
+            "paths": paths,
+        }
+
+    def profile_step(self) -> list[dict[str, Any]]:
+        """As `Closure.profile_step`, for a greedy step of one row in the middle of the context."""
+        middle, step = self._cache.capacity // 2, self._step
         with torch.cuda.device(self._device):
-            self._step.launch(position)
+            step.state.feed(0, 0, middle)
+            times = kernel_times(lambda: self._replay(middle), repeats=_PROFILED_STEPS)
+            step.state.idle(0)
+        return times
+
+    def _replay(self, position: int) -> None:
+        self._step.state.position[0].fill_(position)
+        self._step.launch(position)
+
+    def _alone(self, index: int, request: Request, emit: Emit) -> FinishReason:
+        """A request by itself. While a token is read, the step after it already runs."""
+        step, choice = self._step, Choice.of(request.sampling)
+        if choice != Choice.GREEDY:
+            step.state.choose_by(0, request.sampling)
+        start = len(request.input_ids)
+        last = start + request.max_new_tokens - 1
+        mark = self._prefill(0, request.input_ids, choice)
+        for position in range(start, last + 1):
+            following = step.launch(position, choice) if position < last else mark
+            token = step.token(mark, 0, position)
+            emit(index, (token,))
+            reason = ended(request, token, position - start + 1, self._decoder.spec.eos_ids)
+            if reason is not None:
+                return reason
+            mark = following
+        raise AssertionError("a request ends at its last token at the latest")
+
+    def _together(self, group: Sequence[tuple[int, Request]], emit: Emit, reasons: dict[int, FinishReason]) -> None:
+        """Requests in rows of their own: their prompts one after another, then all rows step by step."""
+        step, choice = self._step, max(Choice.of(request.sampling) for _, request in group)
+        step.state.position.fill_(-1)  # a batch that was left early may have left rows where they stood
+        seats = []
+        for row, (index, request) in enumerate(group):
+            start = len(request.input_ids)
+            seat = _Seat(index, row, request, start, start + request.max_new_tokens - 1)
+            self._first.state.choose_by(0, request.sampling)
+            mark = self._prefill(row, request.input_ids, Choice.of(request.sampling))
+            step.state.take(row, self._first.state)
+            if self._heard(seat, self._first.token(mark, 0, start), emit, reasons):
+                seats.append(seat)
+            else:
+                step.state.idle(row)
+        pending: deque[tuple[int, list[tuple[_Seat, int]]]] = deque()
+        while seats or pending:
+            due = [seat for seat in seats if seat.position < seat.last]
+            if due:
+                mark = step.launch(max(seat.position for seat in due), choice)
+                for seat in due:
+                    seat.position += 1
+                    if seat.position == seat.last:
+                        step.state.idle(seat.row)
+                pending.append((mark, [(seat, seat.position) for seat in due]))
+            if len(pending) < 2 and due:
+                continue  # one step is always queued before the last one's tokens are waited for
+            mark, awaited = pending.popleft()
+            for seat, position in awaited:
+                if seat in seats and not self._heard(seat, step.token(mark, seat.row, position), emit, reasons):
+                    seats.remove(seat)
+                    step.state.idle(seat.row)
+
+    def _heard(self, seat: _Seat, token: int, emit: Emit, reasons: dict[int, FinishReason]) -> bool:
+        """Hand over a seat's next token; whether it goes on."""
+        emit(seat.index, (token,))
+        reason = ended(seat.request, token, seat.tokens, self._decoder.spec.eos_ids)
+        seat.tokens += 1
+        if reason is not None:
+            reasons[seat.index] = reason
+        return reason is None
+
+    def _count_captures(self) -> int:
+        return sum(step.captures for step in {self._step, self._first})
+
+    def _count_allocations(self) -> int:
+        """Calls of cudaMalloc by torch's allocator on this device so far."""
+        return int(torch.cuda.memory_stats(self._device).get("num_device_alloc", 0))

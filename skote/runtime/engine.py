@@ -1,37 +1,37 @@
-"""The decode closure: one model on one device, from prompt ids to the last token id; nothing in between leaves it."""
+"""The engine: chooses the tier that a model runs in, loads it, and hands requests to its closure."""
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from skote.flags import TORCH_DTYPES, flags_record
+from skote.model.checkpoint import fingerprint
 from skote.model.decoder import Decoder
-from skote.model.llama import load_spec
+from skote.model.facts import ModelFacts, ModuleFacts, load_facts, module_facts
+from skote.model.spec import DecoderSpec
 from skote.model.weights import load_weights
-from skote.runtime.cache import StaticCache
-from skote.runtime.graph import DecodeStep
-from skote.runtime.sampling import next_token, request_generator
-from skote.types import CapacityError, Emit, FinishReason, Request
+from skote.runtime.capacity import check_context, check_request, context_length
+from skote.runtime.closure import Closure
+from skote.runtime.plain_closure import PlainClosure
+from skote.types import Emit, FinishReason, Request, UsageError
 
-if TYPE_CHECKING:
-    from skote.runtime.cuda_closure import CudaClosure
-
-DEFAULT_MAX_MODEL_LEN = 8192
+MAX_BATCH = 16
+"""Rows of the multi-row kernels' tile."""
 
 
 class SkotergyEngine:
-    """Tier 1: the lean decoder, a static KV cache, and a decode step that streams every weight once.
+    """One model on one device, in the lowest tier that runs it; `describe` says which and why.
 
-    Requests that come together are left-padded into one batch; alone, a request takes the compiled step.
+    Tier 1, for the families with an adapter: the lean decoder and a static cache, captured on CUDA, on framework ops
+    elsewhere. Tier 2 and 3: the Transformers module, captured over our attention and cache, or eager.
 
     Args:
         local_dir: the checkpoint directory; with `random_seed` only its config.json is read.
@@ -41,12 +41,16 @@ class SkotergyEngine:
         random_seed: draw the weights instead of reading them.
         layers: use the model's first layers alone.
         pad_id: the tokenizer's padding id; the embedding grows where it lies beyond it.
-        max_model_len: positions that a request may take; by default the model's own, at most 8192.
-        compile: compile the decode step (CPU), or capture prefill and step on own kernels (CUDA).
+        max_model_len: positions that a request may take; by default the model's own, at most 8192; "auto" for as many
+            as free memory holds.
+        max_batch: rows of a captured step in tier 1, 1 to 16: 1 takes the matrix-vector kernels.
+        warmup_buckets: prompt lengths whose prefill is captured at load; None for the built-in ones.
+        compile: compile the decode step (CPU), or capture prefill and step (CUDA).
 
     Raises:
-        CheckpointError: the directory does not hold a model that this engine runs.
-        CapacityError: `max_model_len` is beyond the model's positions.
+        CheckpointError: the directory does not hold a model that can be run.
+        CapacityError: `max_model_len` is beyond the model's positions, or memory has no room for a cache.
+        UsageError: an option of the wrong kind.
     """
 
     @torch.no_grad()
@@ -60,31 +64,25 @@ class SkotergyEngine:
         random_seed: int | None = None,
         layers: int | None = None,
         pad_id: int | None = None,
-        max_model_len: int | None = None,
+        max_model_len: int | str | None = None,
+        max_batch: int = 1,
+        warmup_buckets: Sequence[int] | None = None,
         compile: bool = True,
     ) -> None:
         del threads
-        spec = load_spec(Path(local_dir), layers)
-        if max_model_len is not None and not 1 <= max_model_len <= spec.max_positions:
-            raise CapacityError(
-                f"engine.options.max_model_len={max_model_len} must lie between 1 and the model's {spec.max_positions}."
-            )
-        self.spec = spec if pad_id is None else spec.with_token(pad_id)
+        _check_options(max_batch, warmup_buckets)
+        facts = load_facts(Path(local_dir), layers)
+        check_context(max_model_len, facts)
         self._device = torch.device(device)
         self._dtype: torch.dtype = getattr(torch, TORCH_DTYPES[dtype])
-        capacity = max_model_len or min(spec.max_positions, DEFAULT_MAX_MODEL_LEN)
-
-        started = time.monotonic()
-        weights = load_weights(
-            Path(local_dir), self.spec, dtype=self._dtype, device=self._device, random_seed=random_seed
-        )
-        self._load_s = time.monotonic() - started
-        self._fingerprint = weights.fingerprint(self.spec)
-        self._decoder = Decoder(self.spec, weights, capacity)
-        self._cache = self._new_cache(1, capacity)
-        self._batch_cache: StaticCache | None = None
-        self._step = DecodeStep(self._decoder, self._cache, compiled=compile and self._device.type == "cpu")
-        self._closure = self._capture() if compile and self._device.type == "cuda" else None
+        self._max_model_len, self._max_batch = max_model_len, max_batch
+        self._warmup_buckets, self._compile = warmup_buckets, compile
+        self.facts: ModelFacts
+        self._closure: Closure
+        if isinstance(facts, DecoderSpec):
+            self._load_decoder(Path(local_dir), facts if pad_id is None else facts.with_token(pad_id), random_seed)
+        else:
+            self._load_module(Path(local_dir), facts, random_seed, layers, pad_id)
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], emit: Emit) -> list[FinishReason]:
@@ -93,10 +91,9 @@ class SkotergyEngine:
         Raises:
             CapacityError: a request does not fit the context, or names a token beyond the vocabulary.
         """
-        self._check(requests)
-        if len(requests) == 1:
-            return [self._generate_one(requests[0], emit)]
-        return self._generate_batch(requests, emit)
+        for request in requests:
+            check_request(request, capacity=self._capacity, vocab=self.facts.vocab)
+        return self._closure.generate(requests, emit)
 
     @torch.no_grad()
     def score(self, request: Request, forced_ids: Sequence[int]) -> NDArray[np.float32]:
@@ -106,120 +103,81 @@ class SkotergyEngine:
             CapacityError: prompt and forced tokens do not fit the context, or a prompt token is beyond the vocabulary.
             RequestError: no forced tokens.
         """
-        self._check([replace(request, max_new_tokens=len(forced_ids))])
-        if self._closure is not None:
-            return self._closure.score(request, forced_ids).cpu().numpy()
-        rows = [self._prefill_one(request)]
-        start = len(request.input_ids)
-        rows.extend(self._step(token, start + index)[0] for index, token in enumerate(forced_ids[:-1]))
-        return torch.stack(rows).float().cpu().numpy()
+        forced = replace(request, max_new_tokens=len(forced_ids))
+        check_request(forced, capacity=self._capacity, vocab=self.facts.vocab)
+        return self._closure.score(request, forced_ids).cpu().numpy()
 
     @torch.no_grad()
     def describe(self) -> dict[str, Any]:
         """As `Engine.describe`."""
-        plain = ("compiled" if self._step.compiled else "plain", self._decoder.gemm)
-        step, prefill = plain if self._closure is None else ("captured", "captured graphs")
-        paths: dict[str, dict[str, int]] = {}
-        for (op, path), count in sorted(self._decoder.paths.items()):
-            paths.setdefault(op, {})[path] = count
         return {
-            "tier": 1,
-            "tier_reason": f"model_type llama has an adapter; decode step {step}, prefill by {prefill}",
             "weights_fingerprint": self._fingerprint,
-            "parameters": self.spec.parameters,
-            "bytes_per_token": self.spec.bytes_per_token(self._dtype.itemsize),
-            "max_model_len": self._cache.capacity,
-            "kv_cache_bytes": self.spec.kv_bytes_per_token(self._dtype.itemsize) * (self._cache.capacity + 1),
+            "parameters": self.facts.parameters,
+            "bytes_per_token": self.facts.bytes_per_token(self._dtype.itemsize),
+            "max_model_len": self._capacity,
+            "max_batch": self._max_batch,
             "load_s": self._load_s,
-            "compile_s": self._step.compile_s if self._closure is None else self._closure.capture_s,
-            "notes": self._step.notes,
-            "paths": paths,
             "flags": flags_record(),
+            **self._closure.describe(),
         }
 
-    def _check(self, requests: Sequence[Request]) -> None:
-        for request in requests:
-            self._cache.check_fits(request.request_id, len(request.input_ids), request.max_new_tokens)
-            if not 0 <= min(request.input_ids) <= max(request.input_ids) < self.spec.vocab:
-                raise CapacityError(
-                    f"Request {request.request_id!r} has a token id outside the vocabulary of {self.spec.vocab}."
-                )
+    @torch.no_grad()
+    def profile_step(self) -> list[dict[str, Any]]:
+        """The kernels of a decode step, as `Closure.profile_step`."""
+        return self._closure.profile_step()
 
-    def _new_cache(self, batch: int, capacity: int) -> StaticCache:
-        return StaticCache(self.spec, batch, capacity, dtype=self._dtype, device=self._device)
+    def _load_decoder(self, local_dir: Path, spec: DecoderSpec, random_seed: int | None) -> None:
+        started = time.monotonic()
+        weights = load_weights(local_dir, spec, dtype=self._dtype, device=self._device, random_seed=random_seed)
+        self._load_s = time.monotonic() - started
+        self._fingerprint = weights.fingerprint(spec)
+        self.facts = spec
+        captured = self._compile and self._device.type == "cuda"
+        refusal = None
+        if captured:
+            from skote.runtime.cuda_closure import CudaClosure
 
-    def _ended(self, request: Request, generated: int, token: int) -> FinishReason | None:
-        if token in self.spec.eos_ids and not request.ignore_eos:
-            return "stop"
-        return "length" if generated == request.max_new_tokens else None
+            refusal = CudaClosure.refusal(spec)
+        rows = self._max_batch if captured and refusal is None else 1
+        self._capacity = self._context_length(rows)
+        decoder = Decoder(spec, weights, self._capacity)
+        if captured and refusal is None:
+            self._closure = CudaClosure(
+                decoder, capacity=self._capacity, max_batch=self._max_batch, warmup_buckets=self._warmup_buckets
+            )
+            return
+        notes = [] if refusal is None else [f"Prefill and decode step run on plain ops: {refusal}."]
+        compiled = self._compile and self._device.type == "cpu"
+        self._closure = PlainClosure(decoder, capacity=self._capacity, compiled=compiled, notes=notes)
 
-    def _capture(self) -> CudaClosure | None:
-        from skote.runtime.cuda_closure import CudaClosure
+    def _load_module(
+        self, local_dir: Path, facts: ModuleFacts, random_seed: int | None, layers: int | None, pad_id: int | None
+    ) -> None:
+        from skote.model.causal_lm import add_token, load_module
+        from skote.runtime.module_closure import ModuleClosure
 
-        reason = CudaClosure.refusal(self.spec)
-        if reason is not None:
-            self._step.notes.append(f"Prefill and decode step run on plain ops: {reason}.")
-            return None
-        return CudaClosure(self._decoder, self._cache)
+        started = time.monotonic()
+        module = load_module(local_dir, dtype=self._dtype, device=self._device, random_seed=random_seed, layers=layers)
+        if pad_id is not None and add_token(module, pad_id):
+            facts = module_facts(module, local_dir, facts.refusal)
+        self._load_s = time.monotonic() - started
+        self._fingerprint = fingerprint(module.named_parameters())
+        self.facts = facts
+        self._capacity = self._context_length(1)
+        refusal = None if self._compile else "engine.compile is false"
+        if self._device.type != "cuda":
+            refusal = "tier 2 needs a CUDA device"
+        self._closure = ModuleClosure(module, facts, capacity=self._capacity, refusal=refusal)
 
-    def _prefill_one(self, request: Request) -> torch.Tensor:
-        ids = torch.tensor([request.input_ids], device=self._device)
-        no_padding = torch.zeros(1, ids.shape[1], device=self._device)
-        positions = torch.arange(ids.shape[1], device=self._device)[None]
-        return self._decoder.forward(ids, self._cache.layers, no_padding, positions)[0]
-
-    def _generate_one(self, request: Request, emit: Emit) -> FinishReason:
-        tokens = self._plain_tokens(request) if self._closure is None else self._closure.tokens(request)
-        for generated, token in enumerate(tokens, 1):
-            emit(0, (token,))
-            reason = self._ended(request, generated, token)
-            if reason is not None:
-                return reason
-        raise AssertionError("a request ends at its last token at the latest")
-
-    def _plain_tokens(self, request: Request) -> Iterator[int]:
-        generator = request_generator(request.sampling, self._device)
-        logits = self._prefill_one(request)
-        for position in itertools.count(len(request.input_ids)):
-            token = next_token(logits, request.sampling, generator)
-            yield token
-            logits = self._step(token, position)[0]
-
-    def _generate_batch(self, requests: Sequence[Request], emit: Emit) -> list[FinishReason]:
-        """A left-padded batch: column c of every row is written at the same place, its position is c - padding."""
-        width = max(len(request.input_ids) for request in requests)
-        padding = torch.tensor([width - len(request.input_ids) for request in requests], device=self._device)
-        columns = torch.arange(width + max(request.max_new_tokens for request in requests), device=self._device)
-        key_mask = torch.zeros(len(requests), len(columns), device=self._device)
-        key_mask.masked_fill_(columns[None] < padding[:, None], -torch.inf)
-        # A row that has ended is carried on, maybe beyond the context; nobody reads it there.
-        positions = (columns[None] - padding[:, None]).clamp(0, self._cache.capacity - 1)
-        ids = torch.tensor(
-            [[0] * (width - len(request.input_ids)) + list(request.input_ids) for request in requests],
-            device=self._device,
+    def _context_length(self, rows: int) -> int:
+        return context_length(
+            self._max_model_len, self.facts, rows=rows, element_size=self._dtype.itemsize, device=self._device
         )
-        cache = self._cache_for(len(requests), len(columns))
-        generators = [request_generator(request.sampling, self._device) for request in requests]
-        generated = [0] * len(requests)
-        reasons: list[FinishReason | None] = [None] * len(requests)
-        length = width
-        while True:
-            start = length - ids.shape[1]
-            logits = self._decoder.forward(ids, cache.layers, key_mask[:, :length], positions[:, start:length])
-            tokens = [next_token(logits[row], requests[row].sampling, generators[row]) for row in range(len(requests))]
-            for row, token in enumerate(tokens):
-                if reasons[row] is None:
-                    emit(row, (token,))
-                    generated[row] += 1
-                    reasons[row] = self._ended(requests[row], generated[row], token)
-            ended = [reason for reason in reasons if reason is not None]
-            if len(ended) == len(requests):
-                return ended
-            ids = torch.tensor(tokens, device=self._device)[:, None]
-            length += 1
 
-    def _cache_for(self, batch: int, capacity: int) -> StaticCache:
-        cache = self._batch_cache
-        if cache is None or cache.batch != batch or cache.capacity < capacity:
-            self._batch_cache = cache = self._new_cache(batch, capacity)
-        return cache
+
+def _check_options(max_batch: int, warmup_buckets: Sequence[int] | None) -> None:
+    if not isinstance(max_batch, int) or not 1 <= max_batch <= MAX_BATCH:
+        raise UsageError(f"engine.max_batch={max_batch} must lie between 1 and {MAX_BATCH}.")
+    for bucket in warmup_buckets or ():
+        if not isinstance(bucket, int) or bucket < 1:
+            raise UsageError(f"engine.warmup_buckets holds {bucket}: prompt lengths are whole numbers of at least 1.")

@@ -7,8 +7,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from skote.flags import applied, flags_for
-from skote.model.llama import load_spec
-from skote.runtime.cli import NO_TEMPLATE, Parser, add_text_arguments, complain, read_prompts, run_command
+from skote.model.facts import load_facts
+from skote.runtime.cli import (
+    NO_TEMPLATE,
+    Parser,
+    add_text_arguments,
+    complain,
+    read_prompts,
+    run_command,
+    sampling_of,
+)
 from skote.runtime.devices import resolve_devices, threads_per_replica
 from skote.runtime.engine import SkotergyEngine
 from skote.runtime.text import TextCodec, load_tokenizer
@@ -70,13 +78,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _stream(argv: Sequence[str] | None) -> int:
     options = _parser().parse_args(argv)
-    sampling = Sampling(options.temperature, options.top_p, options.seed)
+    sampling = sampling_of(options)
     prompts = [options.prompt] if options.prompt is not None else read_prompts("-")
     devices = resolve_devices(options.device)
     if len(devices) > 1:
         raise UsageError(f"--device {options.device} names {len(devices)} devices; {_PROG} takes one.")
     dtype = options.dtype or "fp32"
-    load_spec(Path(options.directory))  # a directory that holds no model is to blame before its tokenizer
+    load_facts(Path(options.directory))  # a directory that holds no model is to blame before its tokenizer
     codec = load_tokenizer(options.directory)
     if options.chat and not codec.has_chat_template:
         complain(_PROG, NO_TEMPLATE)
@@ -107,9 +115,6 @@ def _parser() -> Parser:
     add_text_arguments(parser, 128)
     parser.add_argument("--prompt", metavar="TEXT", help="the prompt; without it, one a line from standard input")
     parser.add_argument("--device", default=None, help="cpu, cuda:1, ...; by default the machine's first")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 (default) is greedy")
-    parser.add_argument("--top-p", type=float, default=1.0, help="sample from the likeliest tokens of this mass (1)")
-    parser.add_argument("--seed", type=int, default=0, help="of sampling (0)")
     return parser
 
 

@@ -15,7 +15,16 @@ from types import TracebackType
 from typing import Protocol
 
 from skote.flags import flags_for, set_flags
-from skote.runtime.cli import NO_TEMPLATE, Parser, add_text_arguments, complain, positive, read_prompts, run_command
+from skote.runtime.cli import (
+    NO_TEMPLATE,
+    Parser,
+    add_text_arguments,
+    complain,
+    positive,
+    read_prompts,
+    run_command,
+    sampling_of,
+)
 from skote.runtime.dispatch import ReplicaCounts, ReplicaDispatcher
 from skote.runtime.replica import Replica
 from skote.types import (
@@ -252,6 +261,7 @@ def _devices(value: str) -> int | str | list[str]:
 
 
 def _answer_prompts(options: argparse.Namespace) -> int:
+    sampling = sampling_of(options)
     prompts = read_prompts(options.file)
     failures = 0
     with Router(
@@ -265,7 +275,7 @@ def _answer_prompts(options: argparse.Namespace) -> int:
         if options.chat and not router.codec.has_chat_template:
             complain(_PROG, NO_TEMPLATE)
         encode = router.codec.encode_chat if options.chat else router.codec.encode
-        answers = [_submit(router, encode(prompt), options.max_new_tokens) for prompt in prompts]
+        answers = [_submit(router, encode(prompt), options.max_new_tokens, sampling) for prompt in prompts]
         for index, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
             completion = answer.result() if isinstance(answer, Future) else None
             error = str(answer) if completion is None else completion.error
@@ -285,9 +295,11 @@ def _answer_prompts(options: argparse.Namespace) -> int:
     return ExitCode.FAILED if failures else ExitCode.DONE
 
 
-def _submit(router: Router, input_ids: tuple[int, ...], max_new_tokens: int) -> Future[Completion] | RequestError:
+def _submit(
+    router: Router, input_ids: tuple[int, ...], max_new_tokens: int, sampling: Sampling
+) -> Future[Completion] | RequestError:
     try:
-        return router.submit_ids(input_ids, max_new_tokens=max_new_tokens)
+        return router.submit_ids(input_ids, max_new_tokens=max_new_tokens, sampling=sampling)
     except RequestError as error:  # this prompt is at fault, the others are not
         return error
 

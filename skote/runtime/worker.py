@@ -96,6 +96,10 @@ def _call(engine: Engine, method: str, args: tuple[Any, ...]) -> object:
         return _launch(engine, *args)
     if method == "peak_memory":
         return _peak_memory()
+    if method == "read_bandwidth":
+        return _read_bandwidth(*args)
+    if method == "profile_step" and method not in dir(engine):
+        return []  # an engine need not know its kernels
     if method.startswith("_") or method not in dir(engine):
         raise UsageError(f"{type(engine).__name__} has no public method {method!r}.")
     return getattr(engine, method)(*args)
@@ -172,3 +176,12 @@ def _peak_resident_bytes() -> int:
         fields = dict(line.split(":", 1) for line in status.read_text(encoding="utf-8").splitlines() if ":" in line)
         return int(fields["VmHWM"].split()[0]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
+
+
+def _read_bandwidth(device: str) -> float | None:
+    """Bytes a second that this process can read on `device`; None where it cannot be measured."""
+    import torch
+
+    from skote.kernels.read_bandwidth import read_bandwidth
+
+    return read_bandwidth(torch.device(device))

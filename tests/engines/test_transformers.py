@@ -12,8 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from skote.engines.transformers import TransformersEngine, load_causal_lm
+from skote.engines.transformers import TransformersEngine
 from skote.flags import applied, flags_for
+from skote.model.causal_lm import load_causal_lm
 from skote.runtime.engine import SkotergyEngine
 from skote.types import CheckpointError, Engine, FinishReason, Request, Sampling, UsageError
 
@@ -72,7 +73,7 @@ def test_the_static_cache_gives_the_same_tokens_and_logits(
 
 
 def test_an_unknown_cache_is_named(make_checkpoint: Make) -> None:
-    with pytest.raises(UsageError, match=r"engine\.options\.cache=paged is not known; choose one of dynamic, static"):
+    with pytest.raises(UsageError, match=r"engine\.cache=paged is not known; choose one of dynamic, static"):
         build(make_checkpoint(), cache="paged")
 
 
@@ -166,16 +167,17 @@ class TestScore:
 
 def test_sampled_tokens_depend_on_the_seed(engine: TransformersEngine, run: Run) -> None:
     def sampled(seed: int) -> list[list[int]]:
-        return run(engine, Request("a", prompt(12), 15, Sampling(1.5, 0.95, seed), ignore_eos=True))[0]
+        return run(engine, Request("a", prompt(12), 15, Sampling(1.5, top_p=0.95, seed=seed), ignore_eos=True))[0]
 
     first = sampled(3)
     torch.manual_seed(99)
 
     assert sampled(3) == first
     assert sampled(4) != first
-    assert run(engine, Request("a", prompt(12), 10, Sampling(1.0, 1e-6), ignore_eos=True)) == run(
-        engine, greedy(prompt(12), 10)
-    )
+    for nearly_greedy in (Sampling(1.0, top_p=1e-6), Sampling(5.0, top_k=1)):
+        assert run(engine, Request("a", prompt(12), 10, nearly_greedy, ignore_eos=True)) == run(
+            engine, greedy(prompt(12), 10)
+        )
 
 
 class TestWeights:

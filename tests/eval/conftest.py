@@ -136,6 +136,10 @@ class Synthetic:
                 "tier_reason": "LlamaForCausalLM has an adapter",
                 "compile_s": 11.4,
                 "paths": {"rms_norm": {"reference": 61 * 16, "triton": 0}, "attention": {"static": 480}},
+                "step_kernels": [
+                    {"kernel": "gate_up_gemv_kernel", "calls": 30, "us": 150.0},
+                    {"kernel": "flash_decode_kernel", "calls": 30, "us": 50.0},
+                ],
             },
             "baseline": {
                 "tier": 3,
@@ -176,6 +180,7 @@ class Synthetic:
                 "path": "models/smollm2-135m-instruct",
                 "parameters": 134_515_008,
                 "bytes_per_token": 538_060_032,
+                "kv_bytes_per_token": 46_080,
                 "tokenizer_sha256": "ab" * 32,
                 "weights_sha256": "cd" * 32,
             },
@@ -211,6 +216,7 @@ class Synthetic:
             "requested_tokens": dict.fromkeys(ids, self.tokens),
             "parity": parity if both else None,
             "harness": {"us_per_token": 21.3, "ms_per_request": 0.31, "requests": 64, "tokens": 1024},
+            "roofline": {"device": "cpu", "read_bandwidth_bytes_per_s": 2e10},
             "passes": passes,
         }
 

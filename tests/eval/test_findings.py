@@ -53,6 +53,16 @@ def test_arms_on_different_weights(run):
     assert "baseline: 0123456789ab" in finding.sentence
 
 
+def test_tokens_faster_than_the_device_can_read(run):
+    """At 10 GB/s the floor of 54 ms is beyond the candidate's 39 ms a token, and within the baseline's 104."""
+    roofline = {"device": "cpu", "read_bandwidth_bytes_per_s": 1e10}
+    [finding] = find(Measured(run), changed(run, roofline=roofline))
+
+    assert (finding.severity, finding.code, finding.limit) == ("warning", "beyond_roofline", 1.1)
+    assert finding.observed == pytest.approx(54.0 / 39.0, rel=0.01)
+    assert "The candidate arm's tokens come 1.38 times as fast" in finding.sentence
+
+
 def test_weights_without_a_fingerprint(run):
     manifest = changed(run)
     del manifest["arms"]["baseline"]["replicas"][0]["info"]["weights_fingerprint"]

@@ -141,3 +141,21 @@ def test_an_output_that_was_not_computed_is_not_what_the_logits_choose():
 @pytest.mark.parametrize(("eos_ids", "passed"), [((1,), True), ((7,), False)])
 def test_an_early_end_needs_an_end_of_sequence_token(eos_ids, passed):
     assert Forced((0, 1), eos_ids).entry["passed"] is passed
+
+
+def test_of_many_timed_outputs_a_sample_is_forced_and_every_one_of_the_candidates_is_checked():
+    requests = [Request(f"r{index:02d}", (1,), 3) for index in range(20)]
+    outputs = {request.request_id: (0, 1, 0) for request in requests}
+    candidate, baseline, reference = (Arm(name, outputs, LOGITS) for name in ("candidate", "baseline", "reference"))
+    judge = gate(candidate, baseline, lambda: nullcontext(reference))
+
+    entry = judge.settle(requests, {"candidate": outputs, "baseline": outputs})
+
+    assert (entry["passed"], entry["compared"], entry["equal"], entry["checked"]) == (True, 12, 12, 20)
+    assert [request_id for request_id, _ in candidate.scored] == sorted(outputs)
+    assert len(baseline.scored) == len(reference.scored) == 12
+    for request_id in outputs:
+        judge = gate(candidate, baseline, lambda: nullcontext(reference))
+        cheating = judge.settle(requests, {"candidate": outputs | {request_id: (1, 1, 0)}, "baseline": outputs})
+        assert not cheating["passed"]
+        assert f"first candidate {request_id}" in cheating["sentence"]

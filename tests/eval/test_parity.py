@@ -129,7 +129,7 @@ def _noisy(scale, requests=40, positions=8, vocab=50):
 
 @pytest.mark.parametrize(("scale", "passed"), [(0.5, True), (0.9, True), (1.2, False), (5.0, False)])
 def test_a_candidate_passes_where_its_error_is_no_larger(scale, passed):
-    entry = forced_parity(_noisy(scale), equal=0, inconsistent=[], seed=0)
+    entry = forced_parity(_noisy(scale), equal=0, inconsistent=[], checked=9, seed=0)
 
     assert entry["passed"] is passed
     assert entry["kl_ratio"]["value"] == pytest.approx(scale**2, rel=0.15)
@@ -138,9 +138,10 @@ def test_a_candidate_passes_where_its_error_is_no_larger(scale, passed):
 
 def test_errors_of_fp32_rounding_are_none():
     """Both arms equal the reference: the ratio of two zeros is 1, not a failure."""
-    entry = forced_parity(_noisy(0.0)[:1], equal=1, inconsistent=[], seed=0)
+    entry = forced_parity(_noisy(0.0)[:1], equal=1, inconsistent=[], checked=9, seed=0)
     logits = np.zeros((3, 4), dtype=np.float32)
-    same = forced_parity([forced_errors(logits, logits, logits, (0, 1, 2))], equal=1, inconsistent=[], seed=0)
+    errors = [forced_errors(logits, logits, logits, (0, 1, 2))]
+    same = forced_parity(errors, equal=1, inconsistent=[], checked=9, seed=0)
 
     assert entry["passed"]
     assert same["passed"]
@@ -149,17 +150,18 @@ def test_errors_of_fp32_rounding_are_none():
 
 def test_too_few_tokens_are_named_as_what_they_are():
     """Four requests of two tokens: the errors are smaller than the baseline's, and the bound does not show it."""
-    entry = forced_parity(_noisy(0.9, requests=4, positions=2), equal=0, inconsistent=[], seed=0)
-    hopeless = forced_parity(_noisy(5.0), equal=0, inconsistent=[], seed=0)
+    entry = forced_parity(_noisy(0.9, requests=4, positions=2), equal=0, inconsistent=[], checked=9, seed=0)
+    hopeless = forced_parity(_noisy(5.0), equal=0, inconsistent=[], checked=9, seed=0)
 
     assert not entry["passed"]
     assert entry["kl_ratio"]["value"] < 1.0 < 1.05 < entry["kl_ratio"]["upper"]
-    assert entry["sentence"].endswith("these are too few tokens to show it: give more.")
+    assert "these are too few tokens to show it: give more." in entry["sentence"]
     assert "too few" not in hopeless["sentence"]
 
 
 def test_an_output_that_the_arms_own_logits_do_not_choose_fails():
-    entry = forced_parity(_noisy(0.5), equal=0, inconsistent=["candidate b00-r01", "candidate b00-r02"], seed=0)
+    inconsistent = ["candidate b00-r01", "candidate b00-r02"]
+    entry = forced_parity(_noisy(0.5), equal=0, inconsistent=inconsistent, checked=9, seed=0)
 
     assert not entry["passed"]
     assert entry["sentence"].endswith("2 output(s) are not what the arm's own logits choose, first candidate b00-r01.")
@@ -170,7 +172,7 @@ def test_logits_that_are_not_finite_fail_without_a_ratio():
     bad[1, 2] = np.nan
     good = np.zeros((2, 4), dtype=np.float32)
 
-    entry = forced_parity([forced_errors(bad, good, good, (0, 1))], equal=0, inconsistent=[], seed=0)
+    entry = forced_parity([forced_errors(bad, good, good, (0, 1))], equal=0, inconsistent=[], checked=9, seed=0)
 
     assert not entry["passed"]
     assert entry["kl_ratio"] == {"value": None, "upper": None}
@@ -184,7 +186,8 @@ def test_likelihoods_that_differ_by_the_rounding_of_fp32_do_not_decide():
     candidate[:, 0] += 1e-5
     baseline[:, 0] += 0.5e-5
 
-    entry = forced_parity([forced_errors(candidate, baseline, reference, (0,) * 8)], equal=1, inconsistent=[], seed=0)
+    errors = [forced_errors(candidate, baseline, reference, (0,) * 8)]
+    entry = forced_parity(errors, equal=1, inconsistent=[], checked=9, seed=0)
 
     assert entry["passed"]
     assert 1.0 < entry["nll_ratio"]["value"] < 1.05

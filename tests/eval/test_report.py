@@ -2,15 +2,18 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
 from skote.eval.report import main, render_run
 from skote.types import RecordError
 
+COMMITTED = sorted(path.parent for path in (Path(__file__).parents[2] / "reports").glob("*/manifest.json"))
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
 
@@ -72,6 +75,37 @@ def test_report_of_a_plain_run(synthetic):
         "21.30 \N{MICRO SIGN}s over 1024 tokens",
     ):
         assert words in page.words
+
+
+def test_roofline_of_each_arm_and_the_kernels_of_a_step(synthetic, timeline):
+    """538.06 MB of weights and 2.47 MB of cache (53.5 x 46,080 bytes) at 20 GB/s take 27.03 ms."""
+    words = page_of(synthetic().write(lambda arm, block, request: timeline(0.2, 100, [40.0] * 15))).words
+
+    assert "cpu reads 20.00 GB/s, measured" in words
+    assert "540.5 MB 538.1 MB weights, 2.47 MB KV at 53.50 tokens 27.03 40.00 67.6 %" in words
+    assert "Where a step of skotergy goes" in words
+    assert "200.0 \N{MICRO SIGN}s in all; the measured TPOT p50 is 40.00 ms" in words
+    assert "gate_up_gemv_kernel 30 150.0 75.0 % flash_decode_kernel 30 50.00 25.0 %" in words
+    assert "Where a step of baseline goes" not in words
+
+
+def test_a_run_without_a_roofline_says_so(synthetic):
+    directory = synthetic(blocks=1).write()
+    manifest = json.loads((directory / "manifest.json").read_text())
+    del manifest["roofline"], manifest["model"]["kv_bytes_per_token"]
+    del manifest["arms"]["candidate"]["replicas"][0]["info"]["step_kernels"]
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+    words = page_of(directory).words
+
+    assert "What the device can read was not measured in this run." in words
+    assert "Where a step" not in words
+
+
+@pytest.mark.parametrize("directory", COMMITTED, ids=lambda directory: directory.name)
+def test_committed_runs_can_still_be_rebuilt(directory, tmp_path):
+    metrics = render_run(shutil.copytree(directory, tmp_path / "run"))[1]
+
+    assert metrics["deltas"] == json.loads((directory / "metrics.json").read_text())["deltas"]
 
 
 def test_nothing_is_loaded_from_a_network(synthetic):

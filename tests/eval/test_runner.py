@@ -24,7 +24,7 @@ from skote.runtime import capacity
 HERE = Path(__file__).parent
 RUN = HERE.parent.parent / "run.py"
 FILES = {"requests.parquet", "tokens.parquet", "manifest.json", "metrics.json", "report.html", "run.log", ".hydra"}
-TINY = ("model=tiny_shape", "engine.options.compile=false", "measure.harness_overhead=false")
+TINY = ("model=tiny_shape", "engine.compile=false", "measure.harness_overhead=false")
 SIMULATED = ("model=tiny_shape", "engine=simulated", "compare=none", "measure.harness_overhead=false")
 SHORT = ("workload.blocks=2", "workload.requests_per_block=3", "workload.max_new_tokens=4")
 
@@ -80,6 +80,9 @@ def test_two_arms_end_in_a_report_with_all_its_files(tmp_path):
     assert manifest["parity"]["passed"]
     assert set(manifest["arms"]) == {"candidate", "baseline"}
     assert manifest["model"]["weights_sha256"]
+    assert manifest["roofline"]["device"] == "cpu"
+    assert manifest["roofline"]["read_bandwidth_bytes_per_s"] > 1e8
+    assert [arm["replicas"][0]["info"]["step_kernels"] for arm in manifest["arms"].values()] == [[], []]
     rows = pd.read_parquet(directory / "requests.parquet")
     measured = rows[rows.phase == "measure"]
     assert measured.groupby("arm").size().to_dict() == {"candidate": 6, "baseline": 6}
@@ -120,7 +123,7 @@ def test_the_baseline_alone_is_one_arm(tmp_path, asked):
 
 @pytest.mark.slow
 def test_a_sweep_ends_in_one_comparison(tmp_path):
-    code, out, err = run(tmp_path, "-m", *SIMULATED, *SHORT, "+engine.options.token_ms=0,2", "hydra.sweep.dir=sweep")
+    code, out, err = run(tmp_path, "-m", *SIMULATED, *SHORT, "+engine.token_ms=0,2", "hydra.sweep.dir=sweep")
     assert (code, err) == (0, "")
     assert out.splitlines()[-1].endswith("sweep/comparison.html")
     assert all({path.name for path in (tmp_path / "sweep" / job).iterdir()} >= FILES for job in "01")
@@ -153,7 +156,7 @@ def test_ctrl_c_keeps_what_had_finished_and_leaves_no_process(tmp_path):
     reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     process = start(
         tmp_path, *SIMULATED, *SHORT, "hydra.run.dir=run", "engine._target_=stalled.StalledEngine",
-        "+engine.options.stall_on=b01-r01", f"+engine.options.pipe={pipe}", start_new_session=True,
+        "+engine.stall_on=b01-r01", f"+engine.pipe={pipe}", start_new_session=True,
     )  # fmt: skip
     assert select.select([reading], [], [], 60) == ([reading], [], [])
     os.close(reading)
@@ -185,7 +188,7 @@ def test_a_disk_that_fills_up_is_one_sentence_and_keeps_the_last_rows(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
     code, _, err = run(
-        tmp_path, *SIMULATED, "+engine.options.token_ms=0.2", "workload.max_new_tokens=64", "hydra.run.dir=run",
+        tmp_path, *SIMULATED, "+engine.token_ms=0.2", "workload.max_new_tokens=64", "hydra.run.dir=run",
         preexec_fn=fill,
     )  # fmt: skip
     assert code == 1
@@ -207,7 +210,9 @@ def test_an_unknown_option_is_one_line_on_stderr(tmp_path):
     ("overrides", "said"),
     [
         (["engine=nonsense"], "nonsense"),
-        (["workload.max_new_token=4"], "max_new_token"),
+        (["workload.max_new_token=4"], "There is no such option; workload has name, load, concurrency, blocks,"),
+        (["engine.max_bach=1"], "There is no such option; engine has name, _target_, max_model_len, max_batch,"),
+        (["sed=1"], "There is no such option; the top has hydra, model, dtype, engine,"),
         (["workload.max_new_tokens=few"], "workload.max_new_tokens"),
         (["dtype=nonsense"], "nonsense"),
         (["dtype.name=nonsense"], "choose one of fp32, tf32, bf16, fp16"),

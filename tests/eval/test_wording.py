@@ -2,7 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from skote.eval.wording import arm_labels, devices, interval, number, percent, percent_interval, size
+from skote.eval.wording import (
+    arm_labels,
+    decimal_bytes,
+    devices,
+    interval,
+    number,
+    percent,
+    percent_interval,
+    share,
+    size,
+)
 
 
 @pytest.mark.parametrize(
@@ -41,6 +51,19 @@ def test_size():
     assert size(900 * 2**20) == "900\N{NO-BREAK SPACE}MiB"
     assert size(1.5 * 2**30) == "1.50\N{NO-BREAK SPACE}GiB"
     assert size(None) == "not available"
+
+
+def test_bytes_in_powers_of_ten():
+    assert decimal_bytes(538_060_032) == "538.1\N{NO-BREAK SPACE}MB"
+    assert decimal_bytes(4.57e12) == "4.57\N{NO-BREAK SPACE}TB"
+    assert decimal_bytes(12_300.0) == "12.30\N{NO-BREAK SPACE}kB"
+    assert decimal_bytes(0) == "0\N{NO-BREAK SPACE}B"
+    assert decimal_bytes(None) == "not available"
+
+
+def test_share():
+    assert share(0.6815) == "68.2\N{NO-BREAK SPACE}%"
+    assert share(None) == "not available"
 
 
 def test_devices_are_counted():

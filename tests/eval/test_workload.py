@@ -141,7 +141,7 @@ def test_same_arguments_give_the_same_workload():
 def test_hash_is_sha256_of_the_work_written_out(tmp_path):
     config = WorkloadConfig(blocks=1, requests_per_block=1, max_new_tokens=3, prompts=words(tmp_path, "ab"))
     written = (
-        '{"blocks":[[{"ignore_eos":true,"input_ids":[999,97,98],"max_new_tokens":3,"seed":0,"temperature":0.0,"top_p":1.0}]],'
+        '{"blocks":[[{"ignore_eos":true,"input_ids":[999,97,98],"max_new_tokens":3,"seed":0,"temperature":0.0,"top_k":0,"top_p":1.0}]],'
         '"concurrency":1,"load":"closed"}'
     )
     workload = build_workload(config, LetterCodec(), seed=0)
@@ -153,6 +153,8 @@ def test_hash_is_sha256_of_the_work_written_out(tmp_path):
     [
         {"max_new_tokens": 17},
         {"temperature": 0.7},
+        {"top_k": 5},
+        {"top_p": 0.9},
         {"respect_eos": True},
         {"concurrency": 2},
         {"load": "burst", "concurrency": None},
@@ -169,14 +171,15 @@ def test_hash_covers_whatever_changes_the_work(change):
 
 
 def test_sampled_requests_have_seeds_of_their_own_that_follow_the_run_seed():
-    config = WorkloadConfig(temperature=0.8, top_p=0.9)
+    config = WorkloadConfig(temperature=0.8, top_k=40, top_p=0.9)
     first, again, other = (build_workload(config, CODEC, seed) for seed in (1, 1, 2))
     seeds = [request.sampling.seed for request in first.requests]
     assert len(set(seeds)) == 72
     assert all(0 <= seed < 2**31 for seed in seeds)
     assert [request.sampling.seed for request in again.requests] == seeds
     assert not {request.sampling.seed for request in other.requests} & set(seeds)
-    assert {(request.sampling.temperature, request.sampling.top_p) for request in first.requests} == {(0.8, 0.9)}
+    sampling = [request.sampling for request in first.requests]
+    assert {(each.temperature, each.top_k, each.top_p) for each in sampling} == {(0.8, 40, 0.9)}
     assert not first.greedy
 
 
@@ -264,6 +267,7 @@ def test_hash_codec_is_stable_and_causal():
         ({"load": "burst"}, r"workload\.concurrency=null"),
         ({"temperature": -1.0}, r"workload\.temperature"),
         ({"temperature": float("nan")}, r"workload\.temperature"),
+        ({"top_k": -1}, r"workload\.top_k must be 0"),
         ({"top_p": 0.0}, r"workload\.top_p"),
         ({"output_mix": []}, r"workload\.output_mix"),
         ({"output_mix": [0.5, 1.5]}, r"workload\.output_mix"),

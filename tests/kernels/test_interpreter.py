@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("triton")
-FILES = ("test_decode_triton.py", "test_prefill_triton.py")
+FILES = ("test_decode_triton.py", "test_batch_triton.py", "test_gumbel_best_triton.py", "test_prefill_triton.py")
 
 
 @pytest.mark.slow

@@ -43,28 +43,29 @@ def test_add_rms_norm(dtype, add):
     assert_near(out, expected, dtype)
 
 
-@pytest.mark.parametrize("capacity", [12, 9])
+@pytest.mark.parametrize(("start", "capacity"), [(0, 12), (0, 9), (5, 20), (5, 12)])
+@pytest.mark.parametrize("heads", [3, 0])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rope_write_fills_the_pages_and_leaves_out_what_is_beyond_the_capacity(dtype, capacity):
-    heads, kv_heads, head_dim, tokens, page, slots = 3, 1, 16, 11, 4, 12
+def test_rope_write_fills_the_pages_and_leaves_out_what_is_beyond_the_capacity(dtype, heads, start, capacity):
+    kv_heads, head_dim, tokens, page, slots = 1, 16, 11, 4, 20
     cos, sin = rope_table(capacity, inverse_frequencies(head_dim, 10000.0).to(DEVICE))
-    table = torch.tensor([2, 0, 1], dtype=torch.int32, device=DEVICE)
+    table = torch.tensor([2, 0, 1, 4, 3], dtype=torch.int32, device=DEVICE)
     given = draw(tokens, heads + 2 * kv_heads, head_dim, dtype=dtype)
     results = []
     for run in ("kernel", "reference"):
         qkv = given.clone()
         k, v = (torch.zeros(kv_heads, slots, head_dim, dtype=dtype, device=DEVICE) for _ in range(2))
         if run == "reference":
-            rope_write_reference(qkv, cos, sin, table, k, v, page=page)
+            rope_write_reference(qkv, cos, sin, table, k, v, page=page, start=start)
         else:
             rope_write_kernel[(tokens,)](
-                qkv, cos, sin, table, k, v, capacity, slots * head_dim,
+                qkv, cos, sin, table, k, v, start, capacity, slots * head_dim,
                 HEADS=heads, KV_HEADS=kv_heads, BLOCK=8, HEAD_DIM=head_dim, PAGE=page,
             )  # fmt: skip
         results.append((qkv, k, v))
     (qkv, k, v), (expected_qkv, expected_k, _) = results
-    within = min(tokens, capacity)
-    written = [int(table[place // page]) * page + place % page for place in range(within)]
+    within = min(tokens, capacity - start)
+    written = [int(table[place // page]) * page + place % page for place in range(start, start + within)]
     assert_near(qkv[:within], expected_qkv[:within], dtype)
     assert_near(k[:, written], expected_k[:, written], dtype)
     assert torch.equal(v[0, written], given[:within, -1])

@@ -110,8 +110,13 @@ def test_random_tensors_depend_on_seed_and_name_alone() -> None:
     assert float(first.std()) == pytest.approx(0.02, rel=0.03)
 
 
-def test_random_norms_are_ones() -> None:
-    assert random_tensor("norm", (7,), dtype=torch.float16, device=CPU, seed=5).eq(1).all()
+def test_random_norms_are_ones_and_biases_are_drawn() -> None:
+    norm, bias = (
+        random_tensor(name, (700,), dtype=torch.float16, device=CPU, seed=5) for name in ("norm.weight", "q_proj.bias")
+    )
+
+    assert norm.eq(1).all()
+    assert float(bias.float().std()) == pytest.approx(0.02, rel=0.1)
 
 
 def test_random_weights_need_no_files_and_are_cut_by_layers(

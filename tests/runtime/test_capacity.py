@@ -10,8 +10,16 @@ import torch
 
 from skote.model.spec import DecoderSpec, RopeSpec
 from skote.runtime import capacity
-from skote.runtime.capacity import available_bytes, check_memory, describe_accelerators
-from skote.types import CapacityError
+from skote.runtime.capacity import (
+    available_bytes,
+    check_context,
+    check_memory,
+    check_request,
+    context_length,
+    describe_accelerators,
+    free_bytes,
+)
+from skote.types import CapacityError, Request, UsageError
 
 # 1000 x 10 embedding, a layer of 2 x 10 + 4 x 100 + 3 x 100 and the last norm of 10: 10730 parameters; a position
 # takes 2 x 10 values.
@@ -114,3 +122,85 @@ def test_accelerators_for_the_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
     assert describe_accelerators() == two + mps
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert describe_accelerators() == two + two + mps
+
+
+CPU = torch.device("cpu")
+BYTES = 20 * 2  # of a position, in a dtype of two bytes
+
+
+class TestContext:
+    @pytest.mark.parametrize("given", [None, "auto", 1, 64])
+    def test_what_is_a_context(self, given: int | str | None) -> None:
+        check_context(given, SPEC)
+
+    @pytest.mark.parametrize("given", [0, -1, 65])
+    def test_a_number_that_the_model_does_not_have(self, given: int) -> None:
+        with pytest.raises(CapacityError, match=f"max_model_len={given} must lie between 1 and the model's 64"):
+            check_context(given, SPEC)
+
+    @pytest.mark.parametrize("given", ["all", 1.5])
+    def test_another_word(self, given: str) -> None:
+        with pytest.raises(UsageError, match=rf"max_model_len={given} must be a whole number of positions, auto or"):
+            check_context(given, SPEC)
+
+    @staticmethod
+    def length(given: int | str | None, rows: int = 1) -> int:
+        return context_length(given, SPEC, rows=rows, element_size=2, device=CPU)
+
+    def test_a_number_is_itself_and_nothing_is_the_models_own(self) -> None:
+        assert self.length(17) == 17
+        assert self.length(None) == 64
+
+    @pytest.mark.parametrize(
+        ("free", "rows", "positions"),
+        [
+            (1000 + 30 * BYTES, 1, 30),
+            (1000 + 31 * BYTES - 1, 1, 30),
+            (1000 + 31 * BYTES, 2, 15),
+            (1000 + 10**6, 1, 64),
+        ],
+    )
+    def test_auto_leaves_a_tenth_of_the_device(
+        self, monkeypatch: pytest.MonkeyPatch, free: int, rows: int, positions: int
+    ) -> None:
+        monkeypatch.setattr(capacity, "free_bytes", lambda device: (free, 10_000))
+
+        assert self.length("auto", rows) == positions
+
+    def test_auto_without_room_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(capacity, "free_bytes", lambda device: (1000 + BYTES - 1, 10_000))
+
+        with pytest.raises(CapacityError, match="no room for a KV cache"):
+            self.length("auto")
+
+    def test_auto_on_a_device_that_does_not_tell(self) -> None:
+        with pytest.raises(CapacityError, match=r"memory of mps is unknown: give engine\.max_model_len a number"):
+            context_length("auto", SPEC, rows=1, element_size=2, device=torch.device("mps"))
+
+
+def test_free_memory_counts_what_the_allocator_holds_unused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=123, total=999))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 500))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 70)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 50)
+
+    assert free_bytes(CPU) == (123, 999)
+    assert free_bytes(torch.device("cuda:0")) == (120, 500)
+
+
+class TestRequest:
+    """The last token needs no position."""
+
+    @pytest.mark.parametrize(("prompt", "new"), [(1, 9), (9, 1), (5, 5), (1, 1)])
+    def test_what_fits(self, prompt: int, new: int) -> None:
+        check_request(Request("r", (0,) * prompt, new), capacity=9, vocab=1)
+
+    @pytest.mark.parametrize(("prompt", "new", "needed"), [(1, 10, 10), (10, 1, 10), (500, 500, 999)])
+    def test_what_does_not(self, prompt: int, new: int, needed: int) -> None:
+        with pytest.raises(CapacityError, match=f"'r' needs {needed} positions .{prompt} prompt .* {new} .* holds 9"):
+            check_request(Request("r", (0,) * prompt, new), capacity=9, vocab=1)
+
+    @pytest.mark.parametrize("token", [10, -1])
+    def test_a_token_that_is_not_there(self, token: int) -> None:
+        with pytest.raises(CapacityError, match="'r' has a token id outside the vocabulary of 10"):
+            check_request(Request("r", (9, token, 0), 1), capacity=9, vocab=10)

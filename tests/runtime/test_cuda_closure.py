@@ -13,9 +13,20 @@ import torch
 
 pytest.importorskip("triton")
 
+from skote.flags import TORCH_DTYPES
+from skote.kernels.gumbel_best_triton import gumbel_best_reference
+from skote.kernels.tiles import batch_tiles
+from skote.model.decoder import Decoder
+from skote.model.llama import load_spec
 from skote.model.spec import DecoderSpec, RopeSpec
+from skote.model.weights import load_weights
 from skote.runtime.cuda_closure import CudaClosure
+from skote.runtime.cuda_graph import CudaStep
+from skote.runtime.cuda_prefill import CHUNK, CudaPrefill
+from skote.runtime.cutoff import cutoff
 from skote.runtime.engine import SkotergyEngine
+from skote.runtime.kernel_sets import SingleRow
+from skote.runtime.paged_cache import PagedCache
 from skote.types import Request, Sampling
 
 SPEC = DecoderSpec(97, 64, 96, 2, 6, 2, 16, 1e-5, 2048, RopeSpec(10000.0), False, ())
@@ -76,6 +87,27 @@ def plain(directory: Path) -> SkotergyEngine:
     return build(directory, compile=False)
 
 
+@pytest.fixture(scope="module", params=["fp32", "bf16", "fp16"])
+def batching(directory: Path, request: pytest.FixtureRequest) -> SkotergyEngine:
+    return build(directory, dtype=request.param, max_batch=8)
+
+
+def batch_tokens(engine: SkotergyEngine, requests: list[Request]) -> list[list[int]]:
+    out: list[list[int]] = [[] for _ in requests]
+    engine.generate(requests, lambda row, new: out[row].extend(new))
+    return out
+
+
+SAMPLED = Sampling(temperature=0.8, top_k=20, top_p=0.9, seed=11)
+MIXED = [
+    Request(f"r{length}", prompt(length), 5 + length % 7, sampling, ignore_eos=True)
+    for length, sampling in (
+        (3, Sampling()), (70, SAMPLED), (255, Sampling()), (256, Sampling(1.3, seed=5)), (257, Sampling()),
+        (600, Sampling(0.5, top_p=0.7, seed=-3)), (1030, Sampling()), (16, Sampling()), (40, SAMPLED), (64, Sampling()),
+    )
+]  # fmt: skip
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("length", [1, 31, 33, 63, 64, 255, 256, 511, 600, 1023, 1030, 2032])
 def test_tokens_equal_the_plain_path_across_splits_and_pages(
@@ -86,10 +118,75 @@ def test_tokens_equal_the_plain_path_across_splits_and_pages(
 
 
 @pytest.mark.gpu
-def test_sampled_tokens_equal_the_plain_path(captured: SkotergyEngine, plain: SkotergyEngine) -> None:
-    sampling = Sampling(temperature=0.9, top_p=0.8, seed=11)
-    ours, theirs = (tokens(engine, prompt(20), 30, sampling=sampling) for engine in (captured, plain))
-    assert ours == theirs
+@pytest.mark.parametrize("length", [1, 63, 255, 256, 257, 511, 600, 1030, 2032])
+def test_the_multi_row_set_equals_the_plain_path_across_chunks_and_pages(
+    directory: Path, plain: SkotergyEngine, length: int
+) -> None:
+    request, forced = Request("r", prompt(length), 17, ignore_eos=True), prompt(17)
+    engine = build(directory, max_batch=2)
+    assert batch_tokens(engine, [request]) == batch_tokens(plain, [request])
+    np.testing.assert_allclose(engine.score(request, forced), plain.score(request, forced), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_a_row_does_not_depend_on_its_batch(batching: SkotergyEngine) -> None:
+    alone = [batch_tokens(batching, [request])[0] for request in MIXED]
+    assert [len(each) for each in alone] == [request.max_new_tokens for request in MIXED]
+    assert batch_tokens(batching, MIXED) == alone
+    assert batch_tokens(batching, MIXED[::-1]) == alone[::-1]
+    assert batch_tokens(batching, MIXED[3:6]) == alone[3:6]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_prefilled_position_does_not_depend_on_what_comes_after_it(directory: Path, dtype: str) -> None:
+    with torch.no_grad():
+        spec = load_spec(directory)
+        weights = load_weights(
+            directory, spec, dtype=getattr(torch, TORCH_DTYPES[dtype]), device=torch.device("cuda:0"), random_seed=3
+        )
+        cache = PagedCache(
+            spec, 1, 1024, page=128, granule=CHUNK, dtype=weights.norm.dtype, device=torch.device("cuda:0")
+        )
+        decoder = Decoder(spec, weights, 1024)
+        step = CudaStep(decoder, cache, SingleRow(spec, weights, 1024, attention=batch_tiles(64, 96).attention))
+        prefill = CudaPrefill(decoder, cache, step, buckets=(), chunk=CHUNK)
+        ids, kept = prompt(900), {}
+        for length in (900, 513, 512, 300, 257, 100):
+            prefill(0, ids[:length])
+            # The last position itself took the decode step's kernels in the last layer.
+            kept[length] = [pool[:, : length - 1].clone() for layer in cache.layers for pool in layer]
+        for length, pools in kept.items():
+            for pool, whole in zip(pools, kept[900], strict=True):
+                assert torch.equal(pool, whole[:, : length - 1])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("max_batch", [1, 4])
+def test_sampled_tokens_are_those_that_seed_and_logits_say(directory: Path, max_batch: int) -> None:
+    engine = build(directory, max_batch=max_batch)
+    request = Request("r", prompt(20), 40, SAMPLED)
+    drawn = tokens(engine, request.input_ids, 40, sampling=SAMPLED, ignore_eos=True)
+    logits = torch.from_numpy(engine.score(request, drawn))
+    rows = len(drawn)
+    temperature, top_p = torch.full((rows,), SAMPLED.temperature), torch.full((rows,), SAMPLED.top_p)
+    top_k, seed = torch.full((rows,), SAMPLED.top_k), torch.full((rows,), SAMPLED.seed)
+    kept = cutoff(logits, temperature, top_k, top_p)
+    best, first = torch.zeros(rows, 1), torch.zeros(rows, 1, dtype=torch.int32)
+    before = torch.arange(19, 19 + rows, dtype=torch.int32)
+    gumbel_best_reference(logits, kept, temperature, seed, before, best, first)
+    assert first[:, 0].tolist() == drawn
+    again, other = (
+        tokens(engine, request.input_ids, 40, sampling=replace(SAMPLED, seed=each), ignore_eos=True)
+        for each in (11, 12)
+    )
+    assert again == drawn != other
+
+
+@pytest.mark.gpu
+def test_top_k_1_is_greedy(captured: SkotergyEngine) -> None:
+    greedy = tokens(captured, prompt(20), 30, ignore_eos=True)
+    assert tokens(captured, prompt(20), 30, ignore_eos=True, sampling=Sampling(1.5, top_k=1, seed=4)) == greedy
 
 
 @pytest.mark.gpu
@@ -99,9 +196,10 @@ def test_scores_equal_the_plain_path(captured: SkotergyEngine, plain: SkotergyEn
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("max_batch", [1, 4])
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_the_same_request_gives_the_same_bits(directory: Path, dtype: str) -> None:
-    engine = build(directory, dtype=dtype)
+def test_the_same_request_gives_the_same_bits(directory: Path, dtype: str, max_batch: int) -> None:
+    engine = build(directory, dtype=dtype, max_batch=max_batch)
     request, forced = Request("r", prompt(70), 9), prompt(9)
     first = engine.score(request, forced)
     for _ in range(50):
@@ -109,8 +207,10 @@ def test_the_same_request_gives_the_same_bits(directory: Path, dtype: str) -> No
 
 
 @pytest.mark.gpu
-def test_a_request_after_one_that_was_left_early(captured: SkotergyEngine) -> None:
-    expected = tokens(captured, prompt(40), 12, ignore_eos=True)
+@pytest.mark.parametrize("max_batch", [1, 4])
+def test_a_request_after_one_that_was_left_early(directory: Path, max_batch: int) -> None:
+    engine = build(directory, max_batch=max_batch)
+    expected = tokens(engine, prompt(40), 12, ignore_eos=True)
 
     class Enough(Exception):
         pass
@@ -119,8 +219,78 @@ def test_a_request_after_one_that_was_left_early(captured: SkotergyEngine) -> No
         raise Enough
 
     with pytest.raises(Enough):
-        captured.generate([Request("left", prompt(90), 30)], emit)
-    assert tokens(captured, prompt(40), 12, ignore_eos=True) == expected
+        engine.generate([Request("left", prompt(90), 30), Request("too", prompt(9), 30)], emit)
+    assert tokens(engine, prompt(40), 12, ignore_eos=True) == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("max_batch", [1, 3])
+def test_a_row_ends_at_the_end_of_text_and_the_others_go_on(directory: Path, max_batch: int) -> None:
+    engine = build(directory, max_batch=max_batch)
+    requests = [Request(f"r{length}", prompt(length), 40) for length in (20, 21, 22)]
+    free = batch_tokens(engine, [replace(each, ignore_eos=True) for each in requests])
+    ending = json.loads((directory / "config.json").read_text(encoding="utf-8")) | {"eos_token_id": free[1][6]}
+    other = directory.parent / f"ending{max_batch}"
+    other.mkdir()
+    (other / "config.json").write_text(json.dumps(ending), encoding="utf-8")
+    out: list[list[int]] = [[], [], []]
+    reasons = build(other, max_batch=max_batch).generate(requests, lambda row, new: out[row].extend(new))
+    for got, whole, reason in zip(out, free, reasons, strict=True):
+        end = whole.index(free[1][6]) + 1 if free[1][6] in whole else 40
+        assert got == whole[:end]
+        assert reason == ("length" if end == 40 else "stop")
+    assert len(out[1]) <= 7
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("max_batch", [1, 4])
+def test_the_last_slot_of_the_cache_is_used_and_nothing_beyond_it(
+    directory: Path, plain: SkotergyEngine, max_batch: int
+) -> None:
+    engine = build(directory, max_batch=max_batch, max_model_len=300)
+    requests = [Request(f"r{length}", prompt(length), 301 - length, ignore_eos=True) for length in (300, 299, 280, 260)]
+    assert batch_tokens(engine, requests) == batch_tokens(plain, requests)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("buckets", [[], [64, 200]])
+def test_buckets_change_nothing_but_what_is_captured(
+    directory: Path, captured: SkotergyEngine, buckets: list[int]
+) -> None:
+    engine = build(directory, warmup_buckets=buckets)
+    for length in (10, 64, 150, 500):
+        assert tokens(engine, prompt(length), 9, ignore_eos=True) == tokens(
+            captured, prompt(length), 9, ignore_eos=True
+        )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("max_batch", [1, 4])
+def test_nothing_is_captured_or_allocated_after_the_load(directory: Path, max_batch: int) -> None:
+    engine = build(directory, dtype="bf16", max_batch=max_batch)
+    batch_tokens(engine, MIXED)
+    engine.score(MIXED[0], prompt(30))
+    described = engine.describe()
+    assert described["captures_after_warmup"] == 0
+    assert described["allocations_after_warmup"] == 0
+    assert described["kernel_set"] == ("single-row" if max_batch == 1 else "multi-row")
+
+
+@pytest.mark.gpu
+def test_the_peak_is_weights_and_cache_and_a_tenth(directory: Path) -> None:
+    shape = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 8, "num_attention_heads": 32,
+             "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128256,
+             "max_position_embeddings": 4096}  # fmt: skip
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8")) | shape
+    path = directory.parent / "wide"
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    engine = build(path, dtype="bf16", max_model_len=4096)
+    tokens(engine, tuple(range(4000)), 8, ignore_eos=True)
+    weights, cache = engine.facts.parameters * 2, engine.facts.kv_bytes_per_token(2) * 4096
+    assert torch.cuda.max_memory_allocated() - before <= 1.1 * (weights + cache)
 
 
 @pytest.mark.gpu
@@ -130,3 +300,11 @@ def test_what_ran_is_described(captured: SkotergyEngine) -> None:
     assert "captured" in described["tier_reason"]
     assert described["paths"]["qkv_gemv"]["triton"] >= 3 * SPEC.layers
     assert described["compile_s"] > 0
+
+
+@pytest.mark.gpu
+def test_the_kernels_of_a_step_are_profiled(captured: SkotergyEngine) -> None:
+    calls = {entry["kernel"]: entry["calls"] for entry in captured.profile_step()}
+    assert calls["qkv_gemv_kernel"] == SPEC.layers
+    assert calls["residual_gemv_kernel"] == 2 * SPEC.layers
+    assert calls["head_gemv_kernel"] == calls["greedy_token_kernel"] == 1

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from skote.flags import applied, flags_for
+from skote.model.llama import load_spec
 from skote.runtime.engine import SkotergyEngine
-from skote.types import CapacityError, CheckpointError, FinishReason, Request, RequestError, Sampling
+from skote.types import CapacityError, CheckpointError, FinishReason, Request, RequestError, Sampling, UsageError
 
 Run = Callable[..., tuple[list[list[int]], list[FinishReason]]]
 Reference = Callable[[Path, Sequence[int], int], list[int]]
@@ -246,6 +247,25 @@ class TestLimits:
         assert run(small, greedy((7,), 1)) == run(engine, greedy((7,), 1))
 
 
+class TestOptions:
+    def test_the_rows_of_a_step_are_recorded(self, make_checkpoint: Make) -> None:
+        assert build(make_checkpoint(), max_batch=16).describe()["max_batch"] == 16
+
+    @pytest.mark.parametrize("rows", [0, 17, -1, "two"])
+    def test_other_numbers_of_rows_are_refused(self, make_checkpoint: Make, rows: object) -> None:
+        with pytest.raises(UsageError, match=rf"engine\.max_batch={rows} must lie between 1 and 16"):
+            build(make_checkpoint(), max_batch=rows)
+
+    @pytest.mark.parametrize("bucket", [0, -3, 1.5])
+    def test_buckets_are_lengths(self, make_checkpoint: Make, bucket: float) -> None:
+        build(make_checkpoint(), warmup_buckets=[1, 128])
+        with pytest.raises(UsageError, match=rf"engine\.warmup_buckets holds {bucket}"):
+            build(make_checkpoint(), warmup_buckets=[32, bucket])
+
+    def test_a_context_from_free_memory_is_the_models_where_there_is_plenty(self, make_checkpoint: Make) -> None:
+        assert build(make_checkpoint(), max_model_len="auto").describe()["max_model_len"] == 64
+
+
 class TestPadding:
     """The embeddings grow where, and only where, the padding token lies beyond them."""
 
@@ -254,7 +274,7 @@ class TestPadding:
         directory = make_checkpoint(tie_word_embeddings=tied)
         plain, padded = build(directory), build(directory, pad_id=95)
 
-        assert padded.spec.vocab == 96
+        assert padded.facts.vocab == 96
         assert padded.describe()["weights_fingerprint"] == plain.describe()["weights_fingerprint"]
 
     @pytest.mark.parametrize("tied", [False, True])
@@ -287,7 +307,7 @@ class TestDescribe:
 
         assert described["tier"] == 1
         assert "plain" in described["tier_reason"]
-        assert described["parameters"] == engine.spec.parameters
+        assert described["parameters"] == engine.facts.parameters
         assert described["max_model_len"] == 32
         assert described["compile_s"] is None
         # A prefill and two steps of two layers with two norms each, and the last norm.
@@ -307,8 +327,8 @@ class TestDescribe:
     def test_layers_cut_the_model(self, make_checkpoint: Make) -> None:
         engine = build(make_checkpoint(), layers=1)
 
-        assert engine.spec.layers == 1
-        assert engine.describe()["parameters"] == engine.spec.parameters
+        assert engine.facts == load_spec(make_checkpoint(), 1)
+        assert engine.describe()["parameters"] == engine.facts.parameters
 
 
 def test_half_precision_is_close_to_fp32_through_the_step(engine: SkotergyEngine, make_checkpoint: Make) -> None:

@@ -110,6 +110,13 @@ class TestCommand:
 
         assert outputs[0] == outputs[1] != outputs[2]
 
+    def test_the_likeliest_token_alone_is_greedy(
+        self, model: Path, greedy_text: Callable[..., str], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        main([str(model), "--prompt", PROMPT, "--max-new-tokens", "6", "--temperature", "5", "--top-k", "1"])
+
+        assert capsys.readouterr().out == greedy_text(IDS, 6) + "\n"
+
     @pytest.mark.parametrize(
         ("arguments", "sentence"),
         [
@@ -119,6 +126,7 @@ class TestCommand:
             (["--prompt", PROMPT, "--dtype", "fp8"], "dtype 'fp8' is not known"),
             (["--prompt", PROMPT, "--temperature", "-1"], "temperature must be 0"),
             (["--prompt", PROMPT, "--top-p", "0", "--temperature", "1"], "top_p must lie in"),
+            (["--prompt", PROMPT, "--top-k", "-1", "--temperature", "1"], "top_k must be a whole number"),
             (["--prompt", PROMPT, "--nonsense"], "--nonsense"),
             (["--prompt", ""], "empty prompt"),
             ([], "There is no prompt"),

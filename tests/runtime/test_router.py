@@ -37,7 +37,8 @@ class Echo:
     def generate(self, requests, emit):
         for row, request in enumerate(requests):
             sampling = request.sampling
-            emit(row, [request.max_new_tokens, round(100 * sampling.temperature), sampling.seed, len(requests)])
+            chosen = [round(100 * sampling.temperature), sampling.top_k, round(100 * sampling.top_p), sampling.seed]
+            emit(row, [request.max_new_tokens, *chosen, len(requests)])
         return ["stop"] * len(requests)
 
 class Flags:
@@ -177,9 +178,9 @@ def test_an_answer_that_cannot_be_decoded_does_not_hang(open_router: Open, caplo
 def test_sampling_reaches_the_engine(open_router: Open, echo: str) -> None:
     router = open_router(["cpu"], engine=EngineSpec(f"{echo}.Echo"))
 
-    assert router.submit("a", max_new_tokens=7) == "7 0 0 1"
-    assert router.submit("a", max_new_tokens=7, greedy=False) == "7 100 0 1"
-    assert router.submit("a", max_new_tokens=8, sampling=Sampling(0.5, 0.9, seed=3)) == "8 50 3 1"
+    assert router.submit("a", max_new_tokens=7) == "7 0 0 100 0 1"
+    assert router.submit("a", max_new_tokens=7, greedy=False) == "7 100 0 100 0 1"
+    assert router.submit("a", max_new_tokens=8, sampling=Sampling(0.5, 7, 0.9, seed=3)) == "8 50 7 90 3 1"
 
 
 def test_waiting_for_a_router_in_its_own_callback_is_refused(open_router: Open) -> None:
@@ -206,7 +207,7 @@ def test_a_micro_batch_window_fills_launches(open_router: Open, echo: str) -> No
         ["cpu"], engine=EngineSpec(f"{echo}.Echo"), microbatch_window_ms=3.6e6, microbatch_max=3
     )  # fmt: skip
 
-    assert router.submit_many("abc", max_new_tokens=2) == ["2 0 0 3"] * 3
+    assert router.submit_many("abc", max_new_tokens=2) == ["2 0 0 100 0 3"] * 3
 
 
 def test_bad_requests_are_refused_before_they_run(open_router: Open) -> None:
@@ -293,6 +294,20 @@ def test_answers_go_to_stdout_and_figures_to_stderr(
     ]
 
 
+def test_the_sampling_arguments_reach_the_engine(
+    without_flags: None, echo: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        router_module, "Router", partial(Router, engine=EngineSpec(f"{echo}.Echo"), codec=LetterCodec())
+    )
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a\n"))
+
+    chosen = ("--temperature", "0.5", "--top-k", "7", "--top-p", "0.9", "--seed", "3")
+    assert main(["no-directory", "--devices", "cpu", "--max-new-tokens", "8", *chosen]) == 0
+
+    assert capsys.readouterr().out == "8 50 7 90 3 1\n"
+
+
 def test_json_lines(command: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text("één\nzwei\n", encoding="utf-8")
@@ -346,6 +361,7 @@ def test_a_failed_prompt_keeps_its_json_line(command: Callable[..., int], capsys
         ("a", ["--policy", "best"], "There is no routing policy 'best'"),
         ("a", ["--dtype", "int3"], "dtype 'int3'"),
         ("a", ["--chat", "--raw"], "not allowed with"),
+        ("a", ["--top-k", "-1"], "top_k must be a whole number"),
     ],
 )
 def test_wrong_usage_is_one_sentence_and_exit_4(

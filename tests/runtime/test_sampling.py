@@ -1,4 +1,4 @@
-"""The next token: ties, the nucleus by hand, temperatures at their limits, frequencies, seeds."""
+"""The next token: ties, top-k and the nucleus by hand, temperatures at their limits, frequencies, seeds."""
 
 from __future__ import annotations
 
@@ -46,9 +46,22 @@ def test_the_nucleus_by_hand(top_p: float, kept: set[int]) -> None:
     assert set(draws(FOUR, Sampling(temperature=1.0, top_p=top_p))) == kept
 
 
-def test_the_nucleus_ends_where_the_mass_is_reached() -> None:
-    # Four tokens of exactly a quarter: two reach one half, and a third is not taken.
-    assert len(draws(torch.zeros(4), Sampling(temperature=1.0, top_p=0.5))) == 2
+@pytest.mark.parametrize(
+    ("top_k", "kept"), [(1, {1}), (2, {1, 3}), (3, {1, 2, 3}), (4, {0, 1, 2, 3}), (9, {0, 1, 2, 3})]
+)
+def test_the_most_likely_by_hand(top_k: int, kept: set[int]) -> None:
+    assert set(draws(FOUR, Sampling(temperature=1.0, top_k=top_k))) == kept
+
+
+def test_the_nucleus_is_one_of_the_most_likely_tokens() -> None:
+    # Token 1 has 4/7 among the two most likely ones, and 0.4 among all.
+    assert set(draws(FOUR, Sampling(temperature=1.0, top_k=2, top_p=0.55))) == {1}
+    assert set(draws(FOUR, Sampling(temperature=1.0, top_p=0.55))) == {1, 3}
+
+
+def test_ties_with_the_last_that_is_kept_stay() -> None:
+    for sampling in (Sampling(temperature=1.0, top_p=0.5), Sampling(temperature=1.0, top_k=2)):
+        assert len(draws(torch.zeros(4), sampling)) == 4
 
 
 def test_temperature_comes_before_the_nucleus() -> None:
@@ -63,6 +76,7 @@ def test_temperature_comes_before_the_nucleus() -> None:
         (Sampling(temperature=1.0, seed=5), [0.1, 0.4, 0.2, 0.3]),
         (Sampling(temperature=0.5, seed=5), [0.01 / 0.3, 0.16 / 0.3, 0.04 / 0.3, 0.09 / 0.3]),
         (Sampling(temperature=1.0, top_p=0.65, seed=5), [0.0, 4 / 7, 0.0, 3 / 7]),
+        (Sampling(temperature=0.5, top_k=3, seed=5), [0.0, 0.16 / 0.29, 0.04 / 0.29, 0.09 / 0.29]),
     ],
 )
 def test_frequencies_are_the_probabilities(sampling: Sampling, probabilities: list[float]) -> None:
@@ -82,6 +96,7 @@ def test_a_temperature_near_zero_is_greedy_and_a_huge_one_is_uniform() -> None:
     for temperature in (1e30, math.inf):
         seen = draws(logits, Sampling(temperature=temperature), 3000)
         assert all(abs(seen[token] / 3000 - 1 / 3) < 0.04 for token in range(3))
+        assert set(draws(logits, Sampling(temperature=temperature, top_k=2), 300)) == {1, 2}
 
 
 def test_a_seed_gives_the_same_draws_whatever_the_global_state() -> None:
@@ -113,6 +128,12 @@ def test_greedy_needs_no_generator() -> None:
 def test_temperatures_that_mean_nothing(temperature: float) -> None:
     with pytest.raises(RequestError, match="temperature must be 0"):
         Sampling(temperature=temperature)
+
+
+@pytest.mark.parametrize("top_k", [-1, 0.5, 2.5])
+def test_limits_that_mean_nothing(top_k: float) -> None:
+    with pytest.raises(RequestError, match="top_k must be a whole number, 0 "):
+        Sampling(temperature=1.0, top_k=top_k)
 
 
 @pytest.mark.parametrize("top_p", [0.0, -0.5, 1.1, math.nan])

@@ -1,0 +1,146 @@
+"""Tiers 2 and 3: any causal language model of Transformers, captured over our attention and cache, or eager."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import transformers
+
+from skote.model.facts import ModuleFacts
+from skote.runtime.closure import emit_row
+from skote.runtime.module_attention import module_refusal, use_attention
+from skote.runtime.module_cache import ModuleCache, flash_attention
+from skote.runtime.module_step import EagerStep, ModuleStep, StaticStep, forced_logits
+from skote.runtime.profile import kernel_times
+from skote.runtime.sampling import next_token, request_generator
+from skote.types import Emit, EngineError, FinishReason, Request
+
+_PROFILED_STEPS = 20
+_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+
+
+class ModuleClosure:
+    """The module in a CUDA graph where that gives the module's own logits (tier 2), else as Transformers runs it.
+
+    Args:
+        module: ready for inference, with an attention of Transformers' own.
+        facts: of the module.
+        capacity: positions of a row.
+        refusal: why tier 2 is not to be tried; None to try it.
+    """
+
+    def __init__(self, module: Any, facts: ModuleFacts, *, capacity: int, refusal: str | None) -> None:  # noqa: ANN401
+        self._module = module
+        self._facts = facts
+        self._capture_s: float | None = None
+        self._cache: ModuleCache | None = None
+        self._captured: StaticStep | None = None
+        self._refusal = refusal or self._try_capture(capacity)
+        self._step: ModuleStep = EagerStep(module) if self._captured is None else self._captured
+
+    def generate(self, requests: Sequence[Request], emit: Emit) -> list[FinishReason]:
+        """As `Engine.generate`; one request after another."""
+        return [
+            emit_row(row, request, self._tokens(request), self._facts.eos_ids, emit)
+            for row, request in enumerate(requests)
+        ]
+
+    def score(self, request: Request, forced_ids: Sequence[int]) -> torch.Tensor:
+        """As `Engine.score`."""
+        return forced_logits(self._step, request.input_ids, forced_ids)
+
+    def describe(self) -> dict[str, Any]:
+        """As `Closure.describe`."""
+        name = f"{type(self._module).__name__} of Transformers {transformers.__version__}"
+        runs = (
+            f"{name} in a CUDA graph, with our attention and cache"
+            if self._captured is not None
+            else f"{name}, eager, {self._module.config._attn_implementation} attention, dynamic cache, because "
+            f"{self._refusal}"
+        )
+        return {
+            "tier": 3 if self._captured is None else 2,
+            "tier_reason": f"{runs}; no tier 1, because {self._facts.refusal}",
+            "kernel_set": "Transformers",
+            "compile_s": self._capture_s,
+            "kv_cache_bytes": None if self._cache is None else self._cache.nbytes,
+            "notes": ["Requests of a batch run one after another: this tier has one row."],
+            "paths": {},
+        }
+
+    def profile_step(self) -> list[dict[str, Any]]:
+        """As `Closure.profile_step`, for the first steps of a context."""
+        step = self._captured
+        if step is None:
+            return []
+        step.prefill([0])
+        return kernel_times(step.run, repeats=_PROFILED_STEPS)
+
+    def _tokens(self, request: Request) -> Iterator[int]:
+        if self._captured is not None and request.sampling.greedy:
+            yield from self._captured.greedy(request.input_ids, request.max_new_tokens)
+            return
+        generator = request_generator(request.sampling, self._module.device)
+        logits = self._step.prefill(request.input_ids)
+        while True:
+            token = next_token(logits, request.sampling, generator)
+            yield token
+            logits = self._step.feed(token)
+
+    def _try_capture(self, capacity: int) -> str | None:
+        """Set up tier 2; why it cannot be, or None."""
+        reason = module_refusal(self._module, capacity)
+        if reason is not None:
+            return reason
+        started = time.monotonic()
+        own = self._module.config._attn_implementation
+        prompt, forced = _check_ids(self._facts.vocab, capacity)
+        expected = forced_logits(EagerStep(self._module), prompt, forced)
+        cache = ModuleCache(capacity, device=self._module.device, decode_attention=flash_attention(capacity))
+        try:
+            step = StaticStep(self._module, cache)
+            step.prefill(prompt)
+            step.capture()
+            reason = difference(self._module, cache, expected, forced_logits(step, prompt, forced))
+        except (EngineError, RuntimeError, TypeError, ValueError) as error:
+            # What a foreign module does in a capture, or makes of an attention that it does not know, is one of these.
+            reason = str(error).strip().partition("\n")[0]
+        if reason is not None:
+            use_attention(self._module, own)
+            return reason
+        self._captured, self._cache = step, cache
+        self._capture_s = time.monotonic() - started
+        return None
+
+
+def difference(
+    module: Any,  # noqa: ANN401
+    cache: ModuleCache,
+    expected: torch.Tensor,
+    found: torch.Tensor,
+) -> str | None:
+    """Why logits `found` through `cache` are not the module's own, `expected`, both [rows, vocab]; or None.
+
+    Every layer must have used the cache, and in no row may the distance exceed 1e-4 of the norm in fp32, 1e-2 in fp16
+    and in tf32, 5e-2 in bf16.
+    """
+    layers = module.config.get_text_config().num_hidden_layers
+    if len(cache.layers) != layers:
+        return f"{len(cache.layers)} of its {layers} layers use the attention function"
+    exact = torch.get_float32_matmul_precision() == "highest"
+    dtype = torch.float16 if module.dtype == torch.float32 and not exact else module.dtype
+    apart = float(((found - expected).norm(dim=-1) / expected.norm(dim=-1)).max())
+    if apart <= _TOLERANCE[dtype]:
+        return None
+    return f"its logits came out {apart:.1e} of their norm away from the eager ones, {_TOLERANCE[dtype]:.0e} is allowed"
+
+
+def _check_ids(vocab: int, capacity: int) -> tuple[list[int], list[int]]:
+    """A short random prompt, and tokens to force after it."""
+    new = min(8, capacity)
+    prompt = min(16, capacity - new + 1)
+    ids: list[int] = torch.randint(vocab, (prompt + new,), generator=torch.Generator().manual_seed(0)).tolist()
+    return ids[:prompt], ids[prompt:]

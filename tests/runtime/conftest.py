@@ -1,0 +1,74 @@
+"""Tiny models of families that only Transformers runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SHAPE = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2, biases": ("Qwen2Config", {}),
+    "qwen3, norms of queries and keys": ("Qwen3Config", {"head_dim": 16}),
+    "gpt2, learned positions": ("GPT2Config", {"scale_attn_by_inverse_layer_idx": True}),
+    "phi3, fused projections": ("Phi3Config", {}),
+    "olmo2, norms after": ("Olmo2Config", {}),
+    "granite, a scale of its own": (
+        "GraniteConfig",
+        {"attention_multiplier": 0.5, "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_scaling": 2.0},
+    ),
+    "gpt_neox, partial rotary": ("GPTNeoXConfig", {"rotary_pct": 0.5}),
+    "gemma, one more than the weight": ("GemmaConfig", {"head_dim": 16}),
+    "mixtral, experts": ("MixtralConfig", {"num_local_experts": 4}),
+    "stablelm": ("StableLmConfig", {}),
+    "phi3, windows": ("Phi3Config", {"sliding_window": 8}),
+    "qwen2, dynamic rope": (
+        "Qwen2Config",
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
+    ),
+}
+
+
+@pytest.fixture(scope="session")
+def make_module() -> Callable[..., Any]:
+    """`make_module(name, **changes)`: a fresh module of `CONFIGS[name]` with weights from seed 0, vectors drawn too."""
+
+    def make(name: str, **changes: Any) -> Any:
+        import torch
+        import transformers
+
+        kind, own = CONFIGS[name]
+        config = getattr(transformers, kind)(**SHAPE | own | changes)
+        auto: Any = transformers.AutoModelForCausalLM
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            module = auto.from_config(config, attn_implementation="sdpa").eval()
+            with torch.no_grad():
+                for parameter in module.parameters():
+                    if parameter.dim() == 1:
+                        parameter.uniform_(0.5, 1.5)
+        return module
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def qwen2_directory(make_module: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of the Qwen2 model above; read only."""
+    directory = tmp_path_factory.mktemp("qwen2")
+    make_module("qwen2, biases").save_pretrained(directory)
+    return directory
