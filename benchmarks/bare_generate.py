@@ -20,7 +20,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from skote.engines.transformers import TransformersEngine
-from skote.eval.workload import WorkloadConfig, build_workload
+from skote.eval.workload import build_workload
+from skote.eval.workload_config import WorkloadConfig
 from skote.flags import flags_for, set_flags
 from skote.runtime.devices import threads_per_replica
 from skote.runtime.dispatch import ReplicaDispatcher

@@ -8,8 +8,12 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from skote.eval.workload import WorkloadConfig
+from skote.eval.adaptive import StopRule
+from skote.eval.check import CheckConfig
+from skote.eval.claims import ClaimConfig
+from skote.eval.workload_config import WorkloadConfig
 from skote.types import UsageError
 
 _PACKAGED = Path(__file__).parent / "conf"
@@ -78,17 +82,42 @@ class RouterConfig:
 
 
 @dataclass
+class StopConfig:
+    """When a run of two arms stops adding blocks (`skote.eval.adaptive.StopRule`).
+
+    Attributes:
+        half_width: how far the interval of ln(candidate / baseline) may reach to either side; 0.015 is about 1.5 %.
+        max_blocks: of the run, those of the workload included.
+        max_seconds: of measuring.
+    """
+
+    half_width: float = 0.015
+    max_blocks: int = 40
+    max_seconds: float = 600.0
+
+    def rule(self) -> StopRule:
+        """The rule.
+
+        Raises:
+            UsageError: a limit that is not above 0.
+        """
+        return StopRule(self.half_width, self.max_blocks, self.max_seconds)
+
+
+@dataclass
 class MeasureConfig:
     """What surrounds the measured passes.
 
     Attributes:
         parity: compare the arms' outputs before timing.
         harness_overhead: measure what the harness itself adds, with an engine that does nothing.
+        stop: null measures the blocks of the workload and no more.
         start_timeout_s: how long an arm may take to load, compile and answer the first time.
     """
 
     parity: bool = True
     harness_overhead: bool = True
+    stop: StopConfig | None = None
     start_timeout_s: float = 1800.0
 
 
@@ -106,6 +135,9 @@ class RunConfig:
     Attributes:
         engine, compare: `name`, `_target_` and whatever the engine's constructor takes, side by side (`EngineConfig`).
         devices: a number, `all`, a device's name or a list of names.
+        claim: what an experiment file claims, and its pass rules.
+        against: the directory of the run that `check=reproduce` repeats.
+        resume: the directory of a sweep to go on with; `skote.eval.runner` takes it off the command line.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -116,8 +148,12 @@ class RunConfig:
     router: RouterConfig = field(default_factory=RouterConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
+    check: CheckConfig = field(default_factory=CheckConfig)
+    claim: ClaimConfig = field(default_factory=ClaimConfig)
     devices: Any = 1
     seed: int = 0
+    against: str | None = None
+    resume: str | None = None
 
 
 def register_schema() -> None:
@@ -141,6 +177,24 @@ def to_settings(config: DictConfig) -> RunConfig:
             if not isinstance(keys.get(key), str):
                 raise UsageError(f"{group}.{key} must be text, got {keys.get(key)!r}; see the files in conf/{group}/.")
     return settings
+
+
+def recorded_settings(recorded: dict[str, Any]) -> RunConfig:
+    """The configuration of a run that was, from its manifest's "config"; options that are newer have their defaults.
+
+    Raises:
+        UsageError: it has options that this Skotergy does not have.
+    """
+    tree = dict(recorded)
+    for arm in ("engine", "compare"):
+        keys = dict(tree.get(arm, {}))
+        nested = keys.pop("options", {})  # where an older manifest keeps an engine's keyword arguments
+        tree[arm] = keys | nested
+    try:
+        return to_settings(DictConfig(OmegaConf.merge(OmegaConf.structured(RunConfig), tree)))
+    except OmegaConfBaseException as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise UsageError(f"The run was configured for another version of Skotergy: {reason}.") from error
 
 
 def _check_keys(node: Any, prefix: str) -> None:  # noqa: ANN401 (a dataclass of the schema, or a leaf)

@@ -183,7 +183,7 @@ class Engine(Protocol):
     def describe(self) -> dict[str, Any]:
         """What runs, as JSON values. All keys may be missing; these are printed and reported:
 
-        tier (number or null) and tier_reason (sentence), weights_fingerprint (`skote.model.checkpoint.fingerprint`),
+        tier (number or null) and tier_reason (sentence), weights_fingerprint (`skote.model.fingerprint.fingerprint`),
         compile_s (seconds or null), notes (a sentence for each slow path that runs), paths (op -> path -> calls).
         """
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import pkgutil
 from dataclasses import asdict
 from pathlib import Path
@@ -10,20 +11,22 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException
 from omegaconf import OmegaConf
 
-from skote.config import CONF_DIR, EngineConfig, RunConfig, register_schema, to_settings
-from skote.eval.workload import check_config
+from skote.config import CONF_DIR, EngineConfig, RunConfig, StopConfig, recorded_settings, register_schema, to_settings
+from skote.eval.adaptive import StopRule
+from skote.eval.workload_config import check_config
 from skote.flags import flags_for
 from skote.types import Engine, UsageError
 
 OPTIONS = {
     "model": ["llama31_8b_shape", "llama32_1b_shape", "local", "smollm2_135m", "tiny_shape"],
     "dtype": ["bf16", "fp16", "fp32", "tf32"],
-    "engine": ["baseline", "simulated", "skotergy", "transformers_static"],
-    "compare": ["baseline", "none", "simulated", "skotergy", "transformers_static"],
+    "engine": ["baseline", "simulated", "skotergy", "skotergy_published", "transformers_static"],
+    "compare": ["baseline", "default", "none", "simulated", "skotergy", "skotergy_published", "transformers_static"],
     "workload": ["burst16x64", "chat", "concurrency", "decode_256", "mixed_burst", "prefill_longcontext"],
     "router": ["length_aware", "round_robin", "shortest_queue"],
-    "measure": ["default"],
+    "measure": ["default", "paper", "quick"],
     "report": ["html", "none"],
+    "check": ["ci", "none", "reproduce"],
 }
 ALL = [(group, option) for group, options in OPTIONS.items() for option in options]
 
@@ -75,6 +78,27 @@ def test_an_engine_is_a_class_that_takes_its_options(option: str) -> None:
 def test_compare_holds_the_same_engines(option: str) -> None:
     settings = settings_of(f"engine={option}", f"compare={option}")
     assert settings.compare == settings.engine
+
+
+@pytest.mark.parametrize(
+    ("option", "width", "blocks", "seconds"), [("quick", 0.015, 40, 600), ("paper", 0.01, 60, 3600)]
+)
+def test_a_run_may_add_blocks(option: str, width: float, blocks: int, seconds: float) -> None:
+    measure = settings_of(f"measure={option}", "measure.stop.max_blocks=20").measure
+    assert measure.stop is not None
+    assert measure.stop.rule() == StopRule(width, 20, seconds)
+    assert settings_of(f"measure={option}").measure.stop == StopConfig(width, blocks, seconds)
+    assert settings_of().measure.stop is None
+    assert measure.parity
+
+
+def test_the_selftest_compares_the_baseline_with_itself() -> None:
+    """Of the option's own choice: the default one would leave the baseline alone."""
+    register_schema()
+    with initialize_config_dir(str(CONF_DIR.parent / "experiments"), version_base="1.3"):
+        tree = compose("aa_selftest", [f"hydra.searchpath=[file://{CONF_DIR}]"], return_hydra_config=True)
+        assert tree.hydra.runtime.choices.compare == "baseline"
+        assert tree.engine == tree.compare
 
 
 def test_compare_none_is_no_arm() -> None:
@@ -166,3 +190,22 @@ def test_added_keys_that_nobody_reads_are_refused(override: str) -> None:
 
     with pytest.raises(UsageError, match=f"no option {key}"):
         settings_of(override)
+
+
+@pytest.mark.parametrize("overrides", [[], ["measure=quick", "check=ci", "engine.compile=false", "devices=[cpu]"]])
+def test_recorded_settings_are_those_that_were_recorded(overrides: list[str]) -> None:
+    settings = settings_of(*overrides)
+    assert recorded_settings(json.loads(json.dumps(asdict(settings)))) == settings
+
+
+def test_an_older_record_lacks_options_and_nests_an_engines_own() -> None:
+    recorded = asdict(settings_of("engine.compile=false"))
+    own = {key: recorded["engine"].pop(key) for key in set(recorded["engine"]) - {"name", "_target_"}}
+    recorded["engine"]["options"] = own
+    del recorded["check"], recorded["workload"]["top_k"]
+    assert recorded_settings(recorded) == settings_of("engine.compile=false")
+
+
+def test_a_record_with_options_that_are_unknown_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"configured for another version of Skotergy: Key 'speed' not in"):
+        recorded_settings(asdict(settings_of()) | {"workload": {"speed": 3}})

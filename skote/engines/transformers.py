@@ -16,7 +16,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from skote.flags import TORCH_DTYPES, flags_record
 from skote.model.causal_lm import add_token, load_module
-from skote.model.checkpoint import fingerprint
+from skote.model.fingerprint import fingerprint
 from skote.types import Emit, EngineError, FinishReason, Request, UsageError
 
 CACHES = ("dynamic", "static")

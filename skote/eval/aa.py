@@ -62,7 +62,7 @@ def simulate_run(seed: int, blocks: int, noise: Noise, effect: float = 0.0, requ
     slope = rng.uniform(-noise.drift, noise.drift)
     rows = []
     now = 0.0
-    for position, step in enumerate(_passes(blocks, seed)):
+    for position, step in enumerate(plan_passes(blocks, seed, ("candidate", "baseline"))):
         logs = prompts[step.block] + slope * position + _disturbance(rng, noise, requests)
         if step.arm == "candidate":
             logs += np.log1p(effect)
@@ -107,16 +107,6 @@ def _outcome(measured: Measured, seed: int, blocks: int, effect: float) -> Outco
     found = primary_effect(measured, seed, range(blocks))
     covered = found.interval is not None and found.interval.low <= effect <= found.interval.high
     return Outcome(found.verdict().label, blocks, covered)
-
-
-def _passes(blocks: int, seed: int) -> list[Pass]:
-    """The passes of `blocks` blocks, each order once in every two of them, so that any even number is balanced."""
-    return [
-        Pass(pair + step.block, step.round, step.arm)
-        for pair in range(0, blocks, 2)
-        for step in plan_passes(2, seed * blocks + pair, ("candidate", "baseline"))
-        if pair + step.block < blocks
-    ]
 
 
 def _disturbance(rng: np.random.Generator, noise: Noise, requests: int) -> Floats:

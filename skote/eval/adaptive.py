@@ -45,7 +45,7 @@ class StopRule:
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             if not value > 0:
-                raise UsageError(f"{name} of the adaptive stop must be above 0, got {value}.")
+                raise UsageError(f"measure.stop.{name} must be above 0, got {value}.")
 
 
 @dataclass(frozen=True, slots=True)

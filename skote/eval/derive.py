@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
 from skote.eval.record import Run
 from skote.eval.stats import Floats
+
+Ints = np.ndarray[tuple[int], np.dtype[np.int64 | np.int32]]
+Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 KEYS = ["arm", "block", "round", "request_id"]  # of a request within the measured phase
 PASS = ["arm", "block", "round"]
@@ -57,31 +60,34 @@ class Samples:
     """Values of one metric in one arm, and the block of each: both `[n]`."""
 
     values: Floats
-    blocks: np.ndarray[tuple[int], np.dtype[np.int64]]
+    blocks: Ints
 
     def by_block(self) -> dict[int, Floats]:
         """The values of each block."""
-        order = np.argsort(self.blocks, kind="stable")
-        names, starts = np.unique(self.blocks[order], return_index=True)
-        parts = np.split(self.values[order], starts[1:])
-        return {int(name): part for name, part in zip(names, parts, strict=False)}
+        values, blocks = self.values, self.blocks
+        if (blocks[1:] < blocks[:-1]).any():  # a run's rows are in order as they were written
+            order = np.argsort(blocks, kind="stable")
+            values, blocks = values[order], blocks[order]
+        starts = np.flatnonzero(np.diff(blocks, prepend=blocks[:1] - 1))
+        return {int(blocks[start]): part for start, part in zip(starts, np.split(values, starts[1:]), strict=False)}
 
 
 class Measured:
     """The measured phase of a run.
 
     `requests` has a row a request: the columns of the record and one a request metric, NaN where it is undefined.
-    `gaps` has a row a chunk after the first of its request, finished requests only: the columns of `KEYS`, `position`
-    (tokens of the request before this chunk), `n_tokens`, `gap_ms`.
+    `gaps` has a row a chunk after the first of its request, finished requests only: `request` (its row in `requests`),
+    `position` (tokens of the request before this chunk), `n_tokens`, `gap_ms`; the rows of a request lie together.
+    `telemetry` has the rows of telemetry.parquet, none where the run was not sampled.
     """
 
     def __init__(self, run: Run) -> None:
-        requests = run.requests[run.requests["phase"] == "measure"].reset_index(drop=True)
-        tokens = run.tokens[run.tokens["phase"] == "measure"].reset_index(drop=True)
-        self.gaps = _chunk_gaps(_in_request_order(tokens), requests)
+        self.telemetry = run.telemetry
+        requests = _measured(run.requests)
+        self.gaps = _chunk_gaps(_in_request_order(_measured(run.tokens)), requests)
         self.requests = _with_metrics(requests, self.gaps)
 
-    @property
+    @cached_property
     def arms(self) -> list[str]:
         """The arms that have measured requests, the candidate first."""
         present = set(self.requests["arm"])
@@ -102,13 +108,17 @@ class Measured:
         if metric.per == "request":
             rows = self.requests[(self.requests["arm"] == arm) & self.requests[metric.name].notna()]
             return Samples(rows[metric.name].to_numpy(dtype=np.float64), rows["block"].to_numpy(dtype=np.int64))
-        gaps = self.gaps[self.gaps["arm"] == arm]
-        values = gaps["gap_ms"].to_numpy(dtype=np.float64)
-        blocks = gaps["block"].to_numpy(dtype=np.int64)
-        if metric.per == "chunk":
+        mine = self.of_arm(arm)
+        counts, values = (self.gaps[name].to_numpy()[mine] for name in ("n_tokens", "gap_ms"))
+        blocks = self.requests["block"].to_numpy(dtype=np.int64)[self.gaps["request"].to_numpy()[mine]]
+        if metric.per == "chunk" or bool(np.all(counts == 1)):
             return Samples(values, blocks)
-        counts = gaps["n_tokens"].to_numpy()
         return Samples(np.repeat(values / counts, counts), np.repeat(blocks, counts))
+
+    def of_arm(self, arm: str) -> Flags:
+        """Which of the `gaps` are those of `arm`: `[n]`."""
+        mine: Flags = (self.requests["arm"] == arm).to_numpy(dtype=bool)[self.gaps["request"].to_numpy()]
+        return mine
 
     def failures(self, arm: str) -> int:
         """How many requests of `arm` did not finish."""
@@ -153,23 +163,38 @@ def _with_metrics(requests: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
         dispatch_delay_ms=(dispatched - scheduled) / 1e6,
         queue_ms=(admitted - dispatched) / 1e6,
     )
-    worst = gaps.groupby(KEYS, sort=False)["gap_ms"].max().rename("itl_max_ms").reset_index()
-    return derived.merge(worst, on=KEYS, how="left")
+    worst = np.full(len(requests), np.nan)
+    request = gaps["request"].to_numpy()
+    starts = np.flatnonzero(np.diff(request, prepend=-1))
+    if starts.size:
+        worst[request[starts]] = np.maximum.reduceat(gaps["gap_ms"].to_numpy(dtype=np.float64), starts)
+    return derived.assign(itl_max_ms=worst)
 
 
 def _chunk_gaps(tokens: pd.DataFrame, requests: pd.DataFrame) -> pd.DataFrame:
+    """`Measured.gaps`. Narrow columns and short-lived arrays are for runs of many millions of tokens."""
     first = tokens["index"].to_numpy() == 0
-    request = np.cumsum(first) - 1
-    counts = tokens["n_tokens"].to_numpy().astype(np.int64)
-    before = np.cumsum(counts) - counts
-    stamps = tokens["t_ns"].to_numpy()
-    starts = tokens.loc[first, KEYS].merge(requests[[*KEYS, "status"]], on=KEYS, how="left")
-    finished = (starts["status"] == "ok").to_numpy(dtype=bool)
-    keep = ~first & finished[request]
-    gaps: pd.DataFrame = tokens.loc[keep, [*KEYS, "n_tokens"]].reset_index(drop=True)
-    gaps["position"] = (before - before[first][request])[keep]
-    gaps["gap_ms"] = (np.diff(stamps, prepend=stamps[:1]) / 1e6)[keep]
-    return gaps
+    rows = requests[[*KEYS, "status"]].assign(request=np.arange(len(requests), dtype=np.int32))
+    starts = tokens.loc[first, KEYS].astype({"arm": object, "request_id": object})
+    rows = starts.merge(rows.astype({"arm": object, "request_id": object}), on=KEYS, how="left")
+    finished = (rows["status"] == "ok").to_numpy(dtype=bool)
+    order = np.cumsum(first, dtype=np.int32) - 1  # which of the requests in `tokens` a chunk belongs to
+    keep = ~first & finished[order]
+    counts, stamps = tokens["n_tokens"].to_numpy(), tokens["t_ns"].to_numpy()
+    columns = {"gap_ms": (stamps[1:] - stamps[:-1])[keep[1:]] / 1e6}
+    columns["position"] = _tokens_before(counts, first, order)[keep]
+    columns["request"] = rows["request"].fillna(-1).to_numpy(dtype=np.int32)[order[keep]]
+    columns["n_tokens"] = counts[keep]
+    return pd.DataFrame(columns, copy=False)
+
+
+def _tokens_before(counts: Ints, first: Flags, order: Ints) -> Ints:
+    """How many tokens of its request came before each chunk: `[n]`."""
+    narrow = int(counts.sum()) < 2**31
+    before: Ints = np.cumsum(counts, dtype=np.int32 if narrow else np.int64)
+    before -= counts
+    before -= before[first][order]
+    return before
 
 
 def _rates(passes: pd.DataFrame) -> dict[str, float]:
@@ -181,16 +206,28 @@ def _rates(passes: pd.DataFrame) -> dict[str, float]:
     return dict(zip(THROUGHPUTS, rates, strict=True))
 
 
+def _measured(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the measured phase: a view where they lie together, as they do but for damaged files."""
+    measured = (rows["phase"] == "measure").to_numpy(dtype=bool)
+    first, count = int(measured.argmax()) if len(rows) else 0, int(measured.sum())
+    together = bool(measured[first : first + count].all())
+    return (rows.iloc[first : first + count] if together else rows[measured]).reset_index(drop=True)
+
+
 def _in_request_order(tokens: pd.DataFrame) -> pd.DataFrame:
     """Rows with each request's chunks together and in order: as the writer leaves them, so a check comes first."""
     index = tokens["index"].to_numpy()
-    follows = np.zeros(len(tokens), dtype=bool)
-    if len(tokens):
-        same = np.ones(len(tokens) - 1, dtype=bool)
-        for key in KEYS:
-            column = tokens[key]
-            same &= (column.iloc[1:].reset_index(drop=True) == column.iloc[:-1].reset_index(drop=True)).to_numpy(bool)
-        follows[1:] = same & (index[1:] == index[:-1] + 1)
-    if bool(np.all(follows | (index == 0))):
+    follows = index[1:] == index[:-1] + 1
+    for key in KEYS:
+        codes = _codes(tokens[key])
+        follows &= codes[1:] == codes[:-1]
+    if bool(np.all(follows | (index[1:] == 0))) and not index[:1].any():
         return tokens
     return tokens.sort_values([*KEYS, "index"], kind="stable", ignore_index=True)
+
+
+def _codes(column: pd.Series[Any]) -> np.ndarray[tuple[int], np.dtype[Any]]:
+    """A number a row, equal where the values are."""
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        return column.cat.codes.to_numpy()
+    return column.to_numpy() if column.dtype.kind == "i" else pd.factorize(column)[0]

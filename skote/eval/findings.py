@@ -7,31 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import pandas as pd
 
 from skote.eval.derive import Measured
-from skote.eval.roofline import roofline
+from skote.eval.finding import SEVERITIES, Finding, Severity, requests
+from skote.eval.machine_findings import machine_findings
+from skote.eval.physics import physics_findings
 from skote.eval.stats import MIN_BLOCKS, minimum_samples
-
-Severity = Literal["invalid", "warning", "info"]
-SEVERITIES: tuple[Severity, ...] = ("invalid", "warning", "info")
-
-CPU_SHARE_LIMIT = 0.06  # of the machine, taken by others in one pass; 3 times the default verdict threshold
-ROOFLINE_LIMIT = 1.1  # of what the device can read; two measurements of that differ by less than the tenth
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was checked and found wanting: the figure, the limit that it broke, one sentence for a reader."""
-
-    severity: Severity
-    code: str
-    observed: float | int | str | None
-    limit: float | int | str | None
-    sentence: str
 
 
 def find(measured: Measured, manifest: dict[str, Any]) -> list[Finding]:
@@ -40,9 +24,11 @@ def find(measured: Measured, manifest: dict[str, Any]) -> list[Finding]:
         *_arms(measured, manifest),
         *_parity(measured, manifest),
         *_weights(measured, manifest),
+        *_workloads(measured, manifest),
         *_flags(manifest),
         *_stamps(measured),
         *_counts(measured, manifest),
+        *_warm_cache(measured),
         *_early_end(measured, manifest),
         *_parity_outputs(measured, manifest),
         *_greedy_outputs(measured, manifest),
@@ -51,9 +37,8 @@ def find(measured: Measured, manifest: dict[str, Any]) -> list[Finding]:
         *_failures(measured),
         *_samples(measured),
         *_blocks(measured, manifest),
-        *_noise(manifest),
-        *_harness(manifest),
-        *_roofline(measured, manifest),
+        *machine_findings(measured, manifest),
+        *physics_findings(measured, manifest),
         *_slow_paths(manifest),
     ]
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
@@ -110,6 +95,46 @@ def _weights(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
         )
 
 
+def _workloads(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
+    """Every row belongs to the manifest's workload, and a request has prompts of the same length in both arms."""
+    hashes = set(measured.requests["workload_sha256"]) | {manifest["workload"]["sha256"]}
+    if len(hashes) > 1:
+        yield Finding(
+            "invalid",
+            "workloads_differ",
+            len(hashes),
+            1,
+            f"The rows come from different workloads ({', '.join(sorted(name[:12] for name in hashes))}).",
+        )
+    both = _both_arms(measured)
+    differ = both[both["input_tokens_candidate"] != both["input_tokens_baseline"]]
+    if len(differ):
+        row = differ.iloc[0]
+        yield Finding(
+            "invalid",
+            "prompts_differ",
+            len(differ),
+            0,
+            f"{requests(len(differ))} had prompts of different lengths in the two arms, first {row['request_id']} in "
+            f"block {row['block']}: {row['input_tokens_candidate']} and {row['input_tokens_baseline']} tokens.",
+        )
+
+
+def _warm_cache(measured: Measured) -> Iterator[Finding]:
+    for arm in measured.arms:
+        rows = measured.requests[measured.requests["arm"] == arm]
+        share = float(rows["cached_tokens"].fillna(0).sum() / rows["input_tokens"].sum())
+        if share > 0:
+            yield Finding(
+                "warning",
+                "warm_cache",
+                round(share, 4),
+                0,
+                f"The {arm} arm took {share:.0%} of its input tokens from a cache of earlier prompts: its times "
+                "to first token are those of warm prompts.",
+            )
+
+
 def _flags(manifest: dict[str, Any]) -> Iterator[Finding]:
     seen = {
         json.dumps(replica["info"]["flags"], sort_keys=True)
@@ -138,22 +163,9 @@ def _stamps(measured: Measured) -> Iterator[Finding]:
             "stamps_out_of_order",
             len(wrong),
             0,
-            f"{_requests(len(wrong))} have stamps that do not follow each other, first {row['request_id']} in block "
+            f"{requests(len(wrong))} have stamps that do not follow each other, first {row['request_id']} in block "
             f"{row['block']} ({row['arm']}).",
         )
-
-
-def _harness(manifest: dict[str, Any]) -> Iterator[Finding]:
-    harness = manifest["harness"]
-    for key, limit, unit in (("us_per_token", 50.0, "us a token"), ("ms_per_request", 1.0, "ms a request")):
-        if harness is not None and harness[key] > limit:
-            yield Finding(
-                "warning",
-                "harness_overhead",
-                round(harness[key], 4),
-                limit,
-                f"The harness itself adds {harness[key]:.3g} {unit} on this machine, more than {limit:g}.",
-            )
 
 
 def _counts(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
@@ -167,7 +179,7 @@ def _counts(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
             "token_count_mismatch",
             len(differ),
             0,
-            f"{_requests(len(differ))} of {len(both)} have different token counts in the two arms, first "
+            f"{requests(len(differ))} of {len(both)} have different token counts in the two arms, first "
             f"{row['request_id']} in block {row['block']}: {row['output_tokens_candidate']} and "
             f"{row['output_tokens_baseline']}.",
         )
@@ -186,7 +198,7 @@ def _early_end(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding
             "early_end",
             int(short.sum()),
             0,
-            f"{_requests(int(short.sum()))} ended before the tokens that were asked for, first {row['request_id']} "
+            f"{requests(int(short.sum()))} ended before the tokens that were asked for, first {row['request_id']} "
             f"({row['arm']}, block {row['block']}): {row['output_tokens']} of {int(asked[short].iloc[0])}.",
         )
 
@@ -216,7 +228,7 @@ def _parity_outputs(measured: Measured, manifest: dict[str, Any]) -> Iterator[Fi
                 "output_differs_from_parity",
                 len(differ),
                 0,
-                f"{_requests(len(differ))} of the {arm} arm have other tokens than the output that was checked, first "
+                f"{requests(len(differ))} of the {arm} arm have other tokens than the output that was checked, first "
                 f"{row['request_id']} in block {row['block']}: what was timed is not what was checked.",
             )
         if expected.isna().any():
@@ -226,7 +238,7 @@ def _parity_outputs(measured: Measured, manifest: dict[str, Any]) -> Iterator[Fi
                 "output_unchecked",
                 unchecked,
                 0,
-                f"The output of {_requests(unchecked)} of the {arm} arm was not checked.",
+                f"The output of {requests(unchecked)} of the {arm} arm was not checked.",
             )
 
 
@@ -250,7 +262,7 @@ def _greedy_outputs(measured: Measured, manifest: dict[str, Any]) -> Iterator[Fi
                 code,
                 len(rows),
                 0,
-                f"{_requests(len(rows))} of {len(both)} gave different greedy tokens in the two arms in fp32{cause}, "
+                f"{requests(len(rows))} of {len(both)} gave different greedy tokens in the two arms in fp32{cause}, "
                 f"first {row['request_id']} in block {row['block']}.",
             )
 
@@ -265,7 +277,7 @@ def _missing(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
                 "rows_missing",
                 int(counts[arm]),
                 asked,
-                f"The {arm} arm has {counts[arm]} rows for the {_requests(asked)} that it was sent: some are missing.",
+                f"The {arm} arm has {counts[arm]} rows for the {requests(asked)} that it was sent: some are missing.",
             )
 
 
@@ -311,7 +323,7 @@ def _samples(measured: Measured) -> Iterator[Finding]:
             "too_few_samples",
             least,
             limit,
-            f"{_requests(least)} an arm are too few to state an interval of p95: it takes {limit}.",
+            f"{requests(least)} an arm are too few to state an interval of p95: it takes {limit}.",
         )
 
 
@@ -328,40 +340,6 @@ def _blocks(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
         )
 
 
-def _noise(manifest: dict[str, Any]) -> Iterator[Finding]:
-    timed = [entry for entry in manifest["passes"] if entry["phase"] == "measure"]
-    for severity, key, code, what in (
-        ("warning", "foreign_cpu_share", "foreign_cpu", "Machine noise: other processes took"),
-        ("warning", "steal_share", "steal", "Machine noise: the hypervisor took"),
-        ("invalid", "idle_arm_share", "idle_arm_busy", "The arm that should have been idle took"),
-    ):
-        noisy = [entry for entry in timed if (entry.get(key) or 0.0) > CPU_SHARE_LIMIT]
-        if noisy:
-            worst = max(noisy, key=lambda entry: float(entry[key]))
-            yield Finding(
-                cast("Severity", severity),
-                code,
-                round(float(worst[key]), 4),
-                CPU_SHARE_LIMIT,
-                f"{what} more than {CPU_SHARE_LIMIT:.0%} of the CPU in {len(noisy)} of {len(timed)} "
-                f"passes, at most {worst[key]:.0%} ({worst['arm']}, block {worst['block']}).",
-            )
-
-
-def _roofline(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
-    for arm in measured.arms:
-        share = roofline(measured, arm, manifest)["achieved_share"]
-        if share is not None and share > ROOFLINE_LIMIT:
-            yield Finding(
-                "warning",
-                "beyond_roofline",
-                round(share, 4),
-                ROOFLINE_LIMIT,
-                f"The {arm} arm's tokens come {share:.2f} times as fast as the device can read weights and KV cache: "
-                "they lie in a nearer cache, or not all of them are read.",
-            )
-
-
 def _slow_paths(manifest: dict[str, Any]) -> Iterator[Finding]:
     for arm, content in manifest["arms"].items():
         notes = [note for replica in content["replicas"] for note in replica["info"].get("notes", [])]
@@ -375,12 +353,8 @@ def _replicas(manifest: dict[str, Any], arm: str) -> list[dict[str, Any]]:
 
 
 def _both_arms(measured: Measured) -> pd.DataFrame:
-    """Finished requests that have a counterpart: request_id, block, and both arms' token counts and output hashes."""
+    """Finished requests that have a counterpart: request_id, block, both arms' token counts and output hashes."""
     ok = measured.requests[measured.requests["status"] == "ok"]
-    columns = ["request_id", "block", "output_tokens", "output_sha256"]
+    columns = ["request_id", "block", "input_tokens", "output_tokens", "output_sha256"]
     candidate, baseline = (ok.loc[ok["arm"] == arm, columns] for arm in ("candidate", "baseline"))
     return candidate.merge(baseline, on=["request_id", "block"], suffixes=("_candidate", "_baseline"))
-
-
-def _requests(count: int) -> str:
-    return f"{count} request" if count == 1 else f"{count} requests"

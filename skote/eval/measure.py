@@ -30,22 +30,30 @@ class Pass:
 
 
 def pass_order(blocks: int, seed: int) -> list[Order]:
-    """Which arm goes first in each block: seeded, and each order in half of the blocks (one more where odd)."""
+    """Which arm goes first in each block: seeded, and of every two blocks from the first on, one of each order.
+
+    So any even number of blocks is balanced, and the order of more blocks begins with that of fewer.
+    """
     rng = random.Random(f"{seed}/order")  # noqa: S311 - a reproducible shuffle; a string seed goes through SHA-512
-    pair: list[Order] = ["AB", "BA"]
-    rng.shuffle(pair)
-    order = [pair[block % 2] for block in range(blocks)]
-    rng.shuffle(order)
-    return order
+    order: list[Order] = []
+    while len(order) < blocks:
+        pair: list[Order] = ["AB", "BA"]
+        rng.shuffle(pair)
+        order += pair
+    return order[:blocks]
 
 
-def plan_passes(blocks: int, seed: int, arms: tuple[Arm] | tuple[Arm, Arm]) -> list[Pass]:
-    """The passes of a run, in order: two a block where there are two arms (`arms[0]` is A), else one a block."""
+def plan_passes(blocks: int, seed: int, arms: tuple[Arm] | tuple[Arm, Arm], first: int = 0) -> list[Pass]:
+    """The passes of the blocks from `first` up to `blocks`, in order.
+
+    Two a block where there are two arms (`arms[0]` is A), else one a block.
+    """
     if len(arms) == 1:
-        return [Pass(block, 0, arms[0]) for block in range(blocks)]
+        return [Pass(block, 0, arms[0]) for block in range(first, blocks)]
     return [
         Pass(block, position, arms["AB".index(letter)])
         for block, order in enumerate(pass_order(blocks, seed))
+        if block >= first
         for position, letter in enumerate(order)
     ]
 

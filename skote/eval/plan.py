@@ -10,9 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from skote.config import EngineConfig, ModelConfig, RunConfig
+from skote.eval.adaptive import StopRule
+from skote.eval.claims import check_claim
+from skote.eval.codec import HashCodec
 from skote.eval.measure import Arm as ArmName
 from skote.eval.progress import RunProgress
-from skote.eval.workload import HashCodec, Workload, build_workload, check_config, check_fits
+from skote.eval.workload import Workload, build_workload, check_fits
+from skote.eval.workload_config import check_config
 from skote.flags import flags_for
 from skote.model.facts import ModelFacts, load_facts
 from skote.model.source import ModelSource, converted_gguf, hub_snapshot, packaged_gguf, shape_directory
@@ -26,7 +30,10 @@ SIMULATED = EngineConfig(name="simulated", _target_="skote.engines.simulated.Sim
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What will run, checked before any process starts."""
+    """What will run, checked before any process starts; `stop` is None where the number of blocks is fixed.
+
+    `arms` is empty where an experiment's claim is judged without measured requests.
+    """
 
     settings: RunConfig
     source: ModelSource
@@ -35,6 +42,7 @@ class Plan:
     workload: Workload
     codec: TextCodec | None
     arms: dict[ArmName, EngineConfig]
+    stop: StopRule | None
 
     @property
     def model_options(self) -> dict[str, Any]:
@@ -46,7 +54,7 @@ class Plan:
         }
 
     def _all_requests(self) -> list[Any]:
-        return [*self.workload.requests, *self.workload.warmup, *self.workload.probe]
+        return [*self.workload.possible, *self.workload.warmup, *self.workload.probe]
 
 
 def plan_run(settings: RunConfig, directory: Path, progress: RunProgress, *, compare: bool) -> Plan:
@@ -58,6 +66,7 @@ def plan_run(settings: RunConfig, directory: Path, progress: RunProgress, *, com
         UsageError: an option, a path or a prompt that cannot be served.
     """
     check_config(settings.workload)
+    check_claim(settings.claim)
     flags_for(settings.dtype.name)
     if not settings.engine["name"]:
         raise UsageError("engine must name an engine; compare=none is for the other arm.")
@@ -70,14 +79,19 @@ def plan_run(settings: RunConfig, directory: Path, progress: RunProgress, *, com
     progress.say(f"Model: {settings.model.name or source.local_dir.name}, {source.local_dir}")
     if codec is None:
         progress.say("It has no tokenizer: prompts become token ids by a hash, and answers mean nothing.")
-    workload = build_workload(settings.workload, codec or HashCodec(spec.vocab), settings.seed)
+    # One arm alone has no difference whose interval could become narrow.
+    stop = settings.measure.stop.rule() if settings.measure.stop is not None and compare else None
+    max_blocks = 0 if stop is None else stop.max_blocks
+    workload = build_workload(settings.workload, codec or HashCodec(spec.vocab), settings.seed, max_blocks)
     check_fits(workload, spec.max_positions)
     fitting = [each for each in workload.probe if len(each.input_ids) + each.max_new_tokens <= spec.max_positions]
     workload = replace(workload, probe=tuple(fitting))  # its prompts may be some tokens longer
     arms: dict[ArmName, EngineConfig] = {"candidate": EngineConfig.of(settings.engine)}
-    if compare:
+    if not settings.claim.measures:
+        arms = {}
+    elif compare:
         arms["baseline"] = EngineConfig.of(settings.compare)
-    plan = Plan(settings, source, spec, devices, workload, codec, arms)
+    plan = Plan(settings, source, spec, devices, workload, codec, arms, stop)
     modelled = sum(config._target_ != SIMULATED._target_ for config in arms.values())
     compared = len(arms) == 2 and settings.measure.parity and settings.dtype.name != "fp32"
     check_memory(

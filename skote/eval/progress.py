@@ -55,6 +55,11 @@ class RunProgress:
         self._last_line = self._started
         self._bar.update(self._task, total=total, visible=True)
 
+    def extend(self, requests: int) -> None:
+        """So many more requests are to come."""
+        self._total += requests
+        self._bar.update(self._task, total=self._total)
+
     def advance(self, arm: str, block: int, e2el_ms: float | None) -> None:
         """A measured request of `arm` has ended, after `e2el_ms` milliseconds if it succeeded."""
         self._done += 1

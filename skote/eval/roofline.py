@@ -9,7 +9,7 @@ import pandas as pd
 from skote.eval.derive import METRICS, Measured
 from skote.eval.stats import percentile
 
-TPOT = next(metric for metric in METRICS if metric.name == "tpot_ms")
+TPOT, ICL, ITL = (next(metric for metric in METRICS if metric.name == name) for name in ("tpot_ms", "icl_ms", "itl_ms"))
 
 
 def mean_context(requests: pd.DataFrame) -> float | None:
@@ -29,22 +29,64 @@ def roofline(measured: Measured, arm: str, manifest: dict[str, Any]) -> dict[str
 
     `weight_bytes` and `kv_bytes`: what one decode step reads, one row at a time; `mean_context`: the positions that
     `kv_bytes` stands for; `floor_ms`: the time in which the device reads both; `achieved_share`: `floor_ms` / the
-    median of `tpot_ms`.
+    median of `tpot_ms`. `step_share`: the time in which it reads what of both exceeds all its caches / the median of
+    `tpot_ms` x tokens a chunk. `prefill_floor_ms`: the median over requests of the least time that their prompts take,
+    by arithmetic or by reading the weights; `prefill_share`: the median of that time / `ttft_ms`.
     """
-    model = manifest["model"]
+    model, ceilings = manifest["model"], manifest.get("roofline") or {}
     weights, position = model["bytes_per_token"], model.get("kv_bytes_per_token")
-    bandwidth = (manifest.get("roofline") or {}).get("read_bandwidth_bytes_per_s")
-    context = mean_context(measured.requests[measured.requests["arm"] == arm])
+    bandwidth, cache = ceilings.get("read_bandwidth_bytes_per_s"), ceilings.get("cache_bytes")
+    requests = measured.requests[measured.requests["arm"] == arm]
+    context = mean_context(requests)
     kv = None if context is None or position is None else context * position
     floor_ms = None if kv is None or bandwidth is None else 1000 * (weights + kv) / bandwidth
+    uncached_ms = None
+    if kv is not None and bandwidth is not None and cache is not None:
+        uncached_ms = 1000 * max(0.0, weights + kv - cache) / bandwidth
     tpot = measured.samples(arm, TPOT).values
+    step_ms = percentile(tpot, 50) * tokens_per_chunk(measured, arm) if tpot.size else None
+    prefill = prefill_floors(requests, manifest)
+    shares = (prefill / requests["ttft_ms"]).dropna() if prefill is not None else None
     return {
         "weight_bytes": weights,
         "mean_context": context,
         "kv_bytes": kv,
         "floor_ms": floor_ms,
         "achieved_share": floor_ms / percentile(tpot, 50) if floor_ms is not None and tpot.size else None,
+        "step_share": uncached_ms / step_ms if uncached_ms is not None and step_ms is not None else None,
+        "prefill_floor_ms": None if prefill is None or not len(prefill) else float(prefill.median()),
+        "prefill_share": None if shares is None or not len(shares) else float(shares.median()),
     }
+
+
+def tokens_per_chunk(measured: Measured, arm: str) -> float:
+    """Tokens that come at once after a request's first chunk, on average.
+
+    A step that reads the weights once hands over one chunk, of several tokens where it verified a draft: so a chunk,
+    not a token, is what cannot come faster than the weights are read.
+    """
+    chunks = measured.samples(arm, ICL).values.size
+    return measured.samples(arm, ITL).values.size / chunks if chunks else 1.0
+
+
+def prefill_floors(requests: pd.DataFrame, manifest: dict[str, Any]) -> pd.Series[float] | None:
+    """The least ms from a prompt to its first token, of each of `requests`; None where a ceiling was not measured.
+
+    The larger of operations / measured peak, over the tokens that did not come from a cache of earlier prompts, and of
+    the weights, less what caches hold, / measured bandwidth. Operations: `skote.model.flops`.
+    """
+    model, ceilings = manifest["model"], manifest.get("roofline") or {}
+    flops, peak = model.get("prefill_flops"), ceilings.get("matmul_peak_flops_per_s")
+    bandwidth, cache = ceilings.get("read_bandwidth_bytes_per_s"), ceilings.get("cache_bytes")
+    if flops is None or peak is None or bandwidth is None:
+        return None
+    tokens = requests["input_tokens"].astype("float64")
+    cached = requests["cached_tokens"].astype("float64").fillna(0.0)
+    pairs = tokens * (tokens + 1) / 2 - cached * (cached + 1) / 2
+    operations = flops["fixed"] + flops["per_token"] * (tokens - cached) + flops["per_pair"] * pairs
+    unheld = 0.0 if cache is None else max(0.0, model["bytes_per_token"] - cache)
+    floors: pd.Series[float] = (1000 * operations / peak).clip(lower=1000 * unheld / bandwidth)
+    return floors
 
 
 def step_kernels(manifest: dict[str, Any], arm: str) -> list[dict[str, Any]]:

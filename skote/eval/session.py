@@ -15,20 +15,32 @@ from pathlib import Path
 from typing import Any
 
 from skote.config import EngineConfig, RouterConfig
+from skote.contracts.check import Figures, Subject, run_checks
+from skote.eval.adaptive import StopRule, decide, primary_effect
 from skote.eval.arms import Arm, start_arm
+from skote.eval.claims import claim_line
+from skote.eval.derive import Measured
 from skote.eval.environment import describe_machine
 from skote.eval.gate import ParityGate
 from skote.eval.harness import measure_overhead
+from skote.eval.journal import Journal
 from skote.eval.measure import Arm as ArmName
 from skote.eval.measure import Pass, plan_passes, run_pass
 from skote.eval.noise import CpuMeter
+from skote.eval.outcome import write_outcome
 from skote.eval.parity import Ids
 from skote.eval.plan import SIMULATED, Plan
 from skote.eval.progress import RunProgress
-from skote.eval.record import SCHEMA_VERSION, RowKey, RunWriter, read_run
+from skote.eval.record import RowKey, Run, RunWriter, clear_run, read_run
 from skote.eval.report import render_run
+from skote.eval.reproduce import compare_runs
+from skote.eval.schema_version import SCHEMA_VERSION
 from skote.eval.summary import summarize
-from skote.runtime.capacity import describe_accelerators
+from skote.eval.telemetry import Telemetry
+from skote.eval.wording import stop_sentence
+from skote.flags import TORCH_DTYPES
+from skote.model.flops import prefill_flops
+from skote.runtime.capacity import describe_accelerators, gpu_uuids
 from skote.runtime.replica import Replica
 from skote.types import Completion, EngineError, ExitCode, RecordError
 
@@ -48,20 +60,28 @@ class Session:
     progress: RunProgress
     command: str
     overrides: list[str]
+    cell_key: str
+    against: Run | None = None
     passes: list[dict[str, Any]] = field(default_factory=list)
     outputs: dict[ArmName, dict[str, Ids]] = field(default_factory=lambda: {"candidate": {}, "baseline": {}})
     harness: dict[str, Any] | None = None
     parity: dict[str, Any] | None = None
     roofline: dict[str, Any] | None = None
+    stop: dict[str, Any] | None = None
     arms: dict[ArmName, dict[str, Any]] = field(default_factory=dict)
+    reproduction: list[dict[str, Any]] | None = None
+    contracts: dict[str, Figures] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.arms |= {name: {"engine": config.name, "replicas": []} for name, config in self.plan.arms.items()}
+        self.workload = self.plan.workload
         self.run_id = uuid.uuid4().hex
         self.started = datetime.now(UTC)
         self.clock = {"wall_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
         self.machine = describe_machine(describe_accelerators())
         self.writer = RunWriter(self.directory, self.run_id, self.plan.workload.sha256)
+        self.journal = Journal(self.directory)
+        self.telemetry = Telemetry(self.directory, gpu_uuids(self.plan.devices))
 
     def run(self) -> ExitCode:
         """Measure, and write everything; the run's exit code.
@@ -70,24 +90,30 @@ class Session:
             SkoteError: an arm could not be started or judged, or a file could not be written. What had finished is on
                 disk by then, as it is after a KeyboardInterrupt.
         """
+        clear_run(self.directory)
         # Until the end says otherwise the run counts as interrupted, so that a killed one reads as what it is.
         self._write("interrupted")
         try:
             with ExitStack() as stack:
-                self._measure(stack)
+                if self.plan.arms:
+                    self._measure(stack)
+                self._check_contracts()
         except KeyboardInterrupt:
             self._end("interrupted", None)
             raise
         except Exception as error:
             self._end("failed", str(error))
             raise
-        self._write("complete")
+        self._write("complete", ended=True)
+        if self.against is not None:
+            self.reproduction = [asdict(check) for check in compare_runs(read_run(self.directory), self.against)]
+            self._write("complete", ended=True)
         return self.finish()
 
     def _end(self, status: str, error: str | None) -> None:
         """Record how a run broke off, and compute what its rows allow."""
         with suppress(RecordError):  # what broke the run may keep its files from being written, too
-            self._write(status, error)
+            self._write(status, error, ended=True)
             self.finish()
 
     def finish(self) -> ExitCode:
@@ -97,6 +123,12 @@ class Session:
         else:
             path, metrics = self.directory / "metrics.json", summarize(read_run(self.directory))
             self.writer.write_json(path.name, metrics)
+        if self.plan.settings.check.name != "none":
+            write_outcome(self.directory, read_run(self.directory).manifest, metrics)
+            for check in metrics["checks"] if metrics["status"] == "complete" else ():
+                self.progress.say(f"  {check['outcome']}: {check['name']}: {check['sentence']}")
+        if "claim" in metrics:
+            self.progress.say(claim_line(metrics["claim"]))
         self.progress.say(str(path))
         return ExitCode(metrics["exit_code"])
 
@@ -112,26 +144,58 @@ class Session:
         if gate is not None:
             self.progress.say("Comparing the arms' outputs on prompts of their own")
             self._note_parity(gate.probe(workload.probe))
-        plan = plan_passes(len(workload.blocks), settings.seed, _names(arms))
-        self.progress.start(len(plan) * len(workload.blocks[0]))
-        by_name = {arm.name: arm for arm in arms}
+        self.progress.start(len(workload.requests) * len(arms))
         # Before the passes as well as after them: an interrupted replica is busy and would not answer.
         self._describe(arms)
         self._write("interrupted")
-        for step in plan:
-            idle = [replica.pid for arm in arms if arm.name != step.arm for replica in arm.replicas]
-            self._run_pass(by_name[step.arm], step, idle)
+        with self.telemetry:
+            self._run_blocks(arms, first=0)
+            while self.plan.stop is not None and (add := self._blocks_to_add(self.plan.stop)):
+                measured = len(self.workload.blocks)
+                self.workload = self.workload.extended(add)
+                self.writer.extend_workload(self.workload.sha256)
+                self._write("interrupted")
+                self.progress.extend(len(arms) * sum(map(len, self.workload.blocks[measured:])))
+                self._run_blocks(arms, first=measured)
         self._describe(arms)
         if gate is not None and workload.greedy:
             self.progress.say("Comparing the timed outputs")
-            self._note_parity(gate.settle(workload.requests, self.outputs))
+            self._note_parity(gate.settle(self.workload.requests, self.outputs))
         self._measure_roofline(arms)
+
+    def _run_blocks(self, arms: list[Arm], first: int) -> None:
+        by_name = {arm.name: arm for arm in arms}
+        for step in plan_passes(len(self.workload.blocks), self.plan.settings.seed, _names(arms), first):
+            idle = [replica.pid for arm in arms if arm.name != step.arm for replica in arm.replicas]
+            self._run_pass(by_name[step.arm], step, idle)
+
+    def _blocks_to_add(self, rule: StopRule) -> int:
+        """How many blocks the run still needs before the next look, judged from what is on disk."""
+        blocks = len(self.workload.blocks)
+        seconds = sum(each["end_ns"] - each["start_ns"] for each in self.passes) / 1e9
+        effect = primary_effect(Measured(read_run(self.directory)), self.plan.settings.seed)
+        decision = decide(effect, blocks, seconds, rule)
+        self.stop = {
+            **asdict(rule),
+            "planned_blocks": len(self.plan.workload.blocks),
+            "reason": decision.reason,
+            "seconds": seconds,
+            "reached_half_width": effect.log_half_width,
+        }
+        self.progress.say(f"  {blocks} blocks: {stop_sentence(self.stop)}")
+        return decision.add
+
+    def _check_contracts(self) -> None:
+        names = self.plan.settings.claim.contracts
+        model = self.plan.source.engine_options()
+        subject = Subject(model, self.plan.devices[0], self.plan.settings.dtype.name, self.directory)
+        self.contracts = run_checks(names, subject, self.progress.say)
 
     def _describe(self, arms: list[Arm]) -> None:
         self.arms |= {arm.name: arm.describe() for arm in arms if all(each.alive for each in arm.replicas)}
 
     def _measure_roofline(self, arms: list[Arm]) -> None:
-        """Note the kernels of each arm's step, and what the candidate's first device can read.
+        """Note the kernels of each arm's step, and what the candidate's first device can read and multiply.
 
         Last of all: it takes memory, and time on the device, that no measured pass may miss.
         """
@@ -141,9 +205,10 @@ class Session:
                 continue  # an engine that reads no weights of ours has no roofline
             known[0]["info"]["step_kernels"] = replica.call("profile_step").result()
             if arm.name == "candidate":
-                self.progress.say(f"Measuring what {replica.device} can read")
-                bandwidth = replica.call("read_bandwidth", replica.device).result()
-                self.roofline = {"device": replica.device, "read_bandwidth_bytes_per_s": bandwidth}
+                self.progress.say(f"Measuring what {replica.device} can read and multiply")
+                dtype = TORCH_DTYPES[self.plan.settings.dtype.name]
+                ceilings = replica.call("ceilings", replica.device, dtype).result()
+                self.roofline = {"device": replica.device, **ceilings}
 
     def _measure_harness(self) -> None:
         self.progress.say("Measuring the harness's own overhead")
@@ -213,12 +278,15 @@ class Session:
         self.progress.say(f"  {'passed' if parity['passed'] else 'FAILED'}: {parity['sentence']}")
 
     def _run_pass(self, arm: Arm, step: Pass, idle_pids: list[int]) -> None:
-        workload = self.plan.workload
+        workload = self.workload
         ended: list[tuple[int, Completion]] = []
+
+        key = RowKey(arm.name, arm.engine, step.block, step.round, "measure")
 
         def note(scheduled_ns: int, completion: Completion) -> None:
             # The next request is running by now, on the same cores: rows are made after the pass.
             ended.append((scheduled_ns, completion))
+            self.journal.note(key, scheduled_ns, completion)
             latency = (completion.chunks[-1].t_ns - completion.dispatched_ns) / 1e6 if completion.chunks else None
             self.progress.advance(arm.name, step.block, latency if completion.status == "ok" else None)
 
@@ -237,14 +305,15 @@ class Session:
                     **asdict(meter.read()),
                 }
             )
-            key = RowKey(arm.name, arm.engine, step.block, step.round, "measure")
             for scheduled_ns, completion in ended:
                 self.writer.add(key, scheduled_ns, completion)
                 if completion.status == "ok":
                     self.outputs[arm.name][completion.request_id] = completion.output_ids
-            self.writer.flush()
+            self.telemetry.flush()
+            self._write("interrupted")
+            self.journal.clear()
 
-    def _write(self, status: str, error: str | None = None) -> None:
+    def _write(self, status: str, error: str | None = None, *, ended: bool = False) -> None:
         plan, settings = self.plan, self.plan.settings
         element = 4 if settings.dtype.name in ("fp32", "tf32") else 2
         replicas = [replica for arm in self.arms.values() for replica in arm["replicas"]]
@@ -257,6 +326,8 @@ class Session:
                 "run_id": self.run_id,
                 "status": status,
                 "error": error,
+                "cell_key": self.cell_key,
+                **(self.writer.hashes() if ended else {"files": None, "outputs": None}),
                 "started": self.started.isoformat(timespec="seconds"),
                 "finished": datetime.now(UTC).isoformat(timespec="seconds"),
                 "clock": self.clock,
@@ -270,19 +341,24 @@ class Session:
                     "parameters": plan.spec.parameters,
                     "bytes_per_token": plan.spec.bytes_per_token(element),
                     "kv_bytes_per_token": plan.spec.kv_bytes_per_token(element),
+                    "prefill_flops": prefill_flops(plan.spec),
                     "tokenizer_sha256": plan.codec.sha256 if plan.codec else None,
                     "weights_sha256": next((each for each in fingerprints if each), None),
                 },
                 "dtype": settings.dtype.name,
                 "seed": settings.seed,
-                "workload": plan.workload.describe(),
+                "workload": self.workload.describe(),
                 "devices": plan.devices,
                 "arms": self.arms,
-                "requested_tokens": {each.request_id: each.max_new_tokens for each in plan.workload.requests},
+                "requested_tokens": {each.request_id: each.max_new_tokens for each in self.workload.requests},
                 "parity": self.parity,
+                "contracts": self.contracts,
                 "harness": self.harness,
                 "roofline": self.roofline,
+                "telemetry": self.telemetry.describe(),
+                "stop": self.stop,
                 "passes": self.passes,
+                "reproduction": self.reproduction,
             },
         )
 

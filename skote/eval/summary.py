@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
+from skote.eval.check import judge_checks
+from skote.eval.claims import judge_claim
 from skote.eval.derive import ADJUSTED, METRICS, THROUGHPUTS, Measured, Metric
-from skote.eval.findings import Finding, find
-from skote.eval.record import SCHEMA_VERSION, Run
+from skote.eval.device_state import device_states, joules_per_token
+from skote.eval.finding import Finding
+from skote.eval.findings import find
+from skote.eval.record import Run
 from skote.eval.roofline import roofline, step_kernels
+from skote.eval.schema_version import SCHEMA_VERSION
 from skote.eval.stats import (
     THRESHOLD,
     Effect,
     Floats,
     Interval,
     block_effect,
-    judge,
     minimum_samples,
     percentile,
+    percentile_effect,
     percentile_interval,
 )
+from skote.eval.steady import Steady, steady_state
 from skote.types import ExitCode
 
 PERCENTILES = (50, 95, 99)
 PRIMARY = ("e2el_ms", "p50")  # the run's verdict; every other one is secondary
+DIGITS = 12  # significant ones: far more than a clock has, and fewer than processors agree on in a logarithm
 
 
 def summarize(run: Run) -> dict[str, Any]:
@@ -34,8 +42,18 @@ def summarize(run: Run) -> dict[str, Any]:
 
     The same files always give the same content, to the last digit.
     """
-    measured = Measured(run)
-    manifest = run.manifest
+    return summarize_measured(Measured(run), run.manifest)
+
+
+def summarize_measured(measured: Measured, manifest: dict[str, Any]) -> dict[str, Any]:
+    """`summarize` of the run that both are of."""
+    content = _content(manifest, measured)
+    content |= judge_checks(manifest, content)
+    rounded: dict[str, Any] = _rounded(content | judge_claim(manifest, content))
+    return rounded
+
+
+def _content(manifest: dict[str, Any], measured: Measured) -> dict[str, Any]:
     findings = find(measured, manifest)
     arms = {arm: _arm(measured, arm, manifest) for arm in measured.arms}
     deltas = _deltas(measured, arms, int(manifest["seed"])) if len(arms) == 2 else {}
@@ -47,10 +65,13 @@ def summarize(run: Run) -> dict[str, Any]:
         "verdict": _verdict(deltas, findings),
         "arms": arms,
         "deltas": deltas,
+        "steady": _steady(measured, manifest),
+        "stop": manifest["stop"],
         "findings": [asdict(finding) for finding in findings],
         "parity": _parity(manifest["parity"]),
         "harness": manifest["harness"],
         "roofline": manifest.get("roofline"),
+        "devices": device_states(measured),
         "threshold_pct": 100 * THRESHOLD,
     }
 
@@ -77,6 +98,7 @@ def _arm(measured: Measured, arm: str, manifest: dict[str, Any]) -> dict[str, An
         "window_s": float(windows["window_s"].sum()),
         "metrics": metrics,
         "throughput": {name: measured.throughput(arm).get(name) for name in THROUGHPUTS},
+        "j_per_output_token": joules_per_token(measured, arm, manifest["devices"]),
         "roofline": roofline(measured, arm, manifest),
         "step_kernels": step_kernels(manifest, arm),
         "peak_memory_bytes": [replica["peak_memory_bytes"] for replica in replicas],
@@ -115,46 +137,79 @@ def _deltas(measured: Measured, arms: dict[str, Any], seed: int) -> dict[str, An
     deltas: dict[str, Any] = {}
     for metric in (metric for metric in METRICS if metric.compared):
         blocks = {arm: measured.samples(arm, metric).by_block() for arm in arms}
-        deltas[metric.name] = {}
-        for q in PERCENTILES:
-            figures = [
-                {block: percentile(values, q) for block, values in blocks[arm].items()}
-                for arm in ("candidate", "baseline")
-            ]
-            overall = [arms[arm]["metrics"][metric.name][f"p{q}"]["value"] for arm in ("candidate", "baseline")]
-            effect = _effect(measured, figures[0], figures[1], seed)
-            primary = (metric.name, f"p{q}") == PRIMARY
-            deltas[metric.name][f"p{q}"] = _delta(overall[0], overall[1], effect, primary=primary)
+        deltas[metric.name] = _percentile_deltas(
+            {arm: arms[arm]["metrics"][metric.name] for arm in arms}, blocks, measured, metric.name, seed
+        )
     rates = {arm: measured.block_throughput(arm) for arm in arms}
     for name in THROUGHPUTS:
-        figures = [
-            {block: values[name] for block, values in rates[arm].items() if values} for arm in ("candidate", "baseline")
-        ]
-        overall = [arms[arm]["throughput"][name] for arm in ("candidate", "baseline")]
-        effect = _effect(measured, figures[0], figures[1], seed)
-        deltas[name] = _delta(overall[0], overall[1], effect, higher_is_better=True)
+        by_block = {arm: {block: found[name] for block, found in rates[arm].items() if found} for arm in arms}
+        overall = {arm: arms[arm]["throughput"][name] for arm in arms}
+        deltas[name] = _rate_delta(overall, by_block, measured, seed)
     return deltas
 
 
-def _effect(measured: Measured, candidate: dict[int, float], baseline: dict[int, float], seed: int) -> Effect:
-    """The effect over the paired blocks in which both figures are positive, as a ratio needs them."""
+def _percentile_deltas(
+    figures: dict[str, Any], blocks: Mapping[str, Mapping[int, Floats]], measured: Measured, metric: str, seed: int
+) -> dict[str, Any]:
+    """The deltas of a metric from each arm's `figures` of it (`_distribution`) and samples by block."""
+    deltas = {}
+    for q in PERCENTILES:
+        effect = percentile_effect(blocks["candidate"], blocks["baseline"], measured.paired_blocks, q, seed)
+        overall = {arm: figures[arm][f"p{q}"]["value"] for arm in figures}
+        deltas[f"p{q}"] = _delta(overall, effect, primary=(metric, f"p{q}") == PRIMARY)
+    return deltas
+
+
+def _rate_delta(
+    overall: dict[str, float | None], by_block: dict[str, dict[int, float]], measured: Measured, seed: int
+) -> dict[str, Any]:
+    """The delta of a throughput, over the paired blocks in which both figures are positive, as a ratio needs them."""
+    candidate, baseline = by_block["candidate"], by_block["baseline"]
     blocks = [b for b in measured.paired_blocks if candidate.get(b, 0.0) > 0 and baseline.get(b, 0.0) > 0]
-    return block_effect(
+    effect = block_effect(
         np.array([candidate[b] for b in blocks], dtype=np.float64),
         np.array([baseline[b] for b in blocks], dtype=np.float64),
         seed,
+        higher_is_better=True,
     )
+    return _delta(overall, effect, higher_is_better=True)
+
+
+def _steady(measured: Measured, manifest: dict[str, Any]) -> dict[str, Any] | None:
+    """The steady state's figures, laid out as those of the whole run are; None where the load has none."""
+    found = steady_state(measured, manifest["workload"])
+    if found is None:
+        return None
+    arms = {arm: _steady_arm(found[arm]) for arm in measured.arms}
+    if len(arms) < 2:
+        return {"arms": arms, "deltas": {}}
+    seed = int(manifest["seed"])
+    deltas: dict[str, Any] = {}
+    for name in arms["candidate"]["metrics"]:
+        figures = {arm: content["metrics"][name] for arm, content in arms.items()}
+        blocks = {arm: found[arm].latencies[name].by_block() for arm in arms}
+        deltas[name] = _percentile_deltas(figures, blocks, measured, name, seed)
+        for delta in deltas[name].values():
+            delta["role"] = "secondary"
+    overall = {arm: found[arm].output_tok_s for arm in arms}
+    rates = {arm: found[arm].block_output_tok_s for arm in arms}
+    return {"arms": arms, "deltas": deltas | {"output_tok_s": _rate_delta(overall, rates, measured, seed)}}
+
+
+def _steady_arm(steady: Steady) -> dict[str, Any]:
+    metrics = {
+        metric.name: _distribution(steady.latencies[metric.name].values, metric)
+        for metric in METRICS
+        if metric.name in steady.latencies
+    }
+    return {"requests": steady.requests, "metrics": metrics, "throughput": {"output_tok_s": steady.output_tok_s}}
 
 
 def _delta(
-    candidate: float | None,
-    baseline: float | None,
-    effect: Effect,
-    *,
-    primary: bool = False,
-    higher_is_better: bool = False,
+    overall: dict[str, float | None], effect: Effect, *, primary: bool = False, higher_is_better: bool = False
 ) -> dict[str, Any]:
-    verdict = judge(effect.interval, higher_is_better=higher_is_better)
+    candidate, baseline = overall["candidate"], overall["baseline"]
+    verdict = effect.verdict(higher_is_better=higher_is_better)
     return {
         "delta_pct": 100 * (candidate / baseline - 1) if candidate is not None and baseline else None,
         "interval_pct": effect.interval and [100 * effect.interval.low, 100 * effect.interval.high],
@@ -194,6 +249,15 @@ def _exit_code(measured: Measured, manifest: dict[str, Any], findings: list[Find
 def _parity(parity: dict[str, Any] | None) -> dict[str, Any] | None:
     """The parity section without the outputs' hashes, which are the manifest's."""
     return parity and {key: value for key, value in parity.items() if key != "outputs"}
+
+
+def _rounded(value: Any) -> Any:  # noqa: ANN401 (a JSON value)
+    """The same JSON value with every number rounded to `DIGITS` significant digits."""
+    if isinstance(value, dict):
+        return {key: _rounded(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_rounded(entry) for entry in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
 def _number(value: float) -> float | str:

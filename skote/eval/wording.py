@@ -9,7 +9,7 @@ from typing import Any
 
 import jinja2
 
-from skote.eval.stats import MIN_BLOCKS
+from skote.eval.stats import MIN_BLOCKS, minimum_samples
 
 NOT_AVAILABLE = "not available"
 MINUS = "\N{MINUS SIGN}"
@@ -72,10 +72,18 @@ def devices(names: list[str]) -> str:
     return ", ".join(f"{count} × {name}" if count > 1 else name for name, count in counts.items())
 
 
+def hardware(facts: dict[str, Any]) -> str:
+    """What computes in a machine: machines that read alike here are of the same kind."""
+    return f"{facts['cpu']}, {facts['cores']} cores, {_accelerators(facts)}"
+
+
 def machine(facts: dict[str, Any]) -> str:
-    """What a machine is made of, without its name: machines that read alike count as the same kind."""
-    accelerators = ", ".join(accelerator["name"] for accelerator in facts["accelerators"]) or "no accelerator"
-    return f"{facts['cpu']}, {facts['cores']} cores, {size(facts['memory_bytes'])}, {accelerators}"
+    """What a machine is made of, without its name."""
+    return f"{facts['cpu']}, {facts['cores']} cores, {size(facts['memory_bytes'])}, {_accelerators(facts)}"
+
+
+def _accelerators(facts: dict[str, Any]) -> str:
+    return ", ".join(accelerator["name"] for accelerator in facts["accelerators"]) or "no accelerator"
 
 
 def pretty(value: dict[str, Any]) -> str:
@@ -111,10 +119,38 @@ def verdict_sentence(metrics: dict[str, Any], labels: dict[str, str]) -> str:
         "beyond_threshold": "",
         "within_threshold": f" The whole interval lies within {threshold}, which counts as no difference.",
         "too_few_blocks": f" {delta['blocks']} paired blocks are too few to say more: an interval takes {MIN_BLOCKS}.",
+        "too_few_samples": f" Too few requests to say more: an interval takes {minimum_samples(50)} an arm.",
         "interval_crosses_threshold": f" The interval reaches across {threshold}: the smallest gain that this run "
         f"could have shown is {number(delta['detectable_pct'])}\N{NO-BREAK SPACE}%.",
     }
     return sentence + reasons[delta["reason"]]
+
+
+def refusal(delta: dict[str, Any]) -> str:
+    """Why a difference has no interval: "n too small", or nothing where it has one."""
+    reasons = {"too_few_samples": "n too small", "too_few_blocks": f"{delta['blocks']} blocks are too few"}
+    return reasons.get(delta["reason"], "")
+
+
+def stop_sentence(stop: dict[str, Any] | None) -> str:
+    """Why no more blocks were measured, from the manifest's "stop"; while they are still added, how far it has come."""
+    if stop is None:
+        return "The number of blocks was fixed before the run."
+    reached, aim = stop["reached_half_width"], _log_width(stop["half_width"])
+    width = "has no interval yet" if reached is None else f"is known to {_log_width(reached)}"
+    spent = f"not to {aim} as asked for, and the budget of"
+    reasons = {
+        "narrow_enough": f"as narrow as was asked for ({aim})",
+        "blocks_spent": f"{spent} {stop['max_blocks']} blocks is spent",
+        "seconds_spent": f"{spent} {stop['max_seconds']:g} s of measuring is spent",
+        None: f"and {aim} is asked for: blocks are added",
+    }
+    return f"The difference of the median {width}, {reasons[stop['reason']]}."
+
+
+def _log_width(half_width: float) -> str:
+    """Half the width of an interval on the log scale as percent: "±1.5 %"."""
+    return f"\N{PLUS-MINUS SIGN}{100 * half_width:.2g}\N{NO-BREAK SPACE}%"
 
 
 def environment() -> jinja2.Environment:
@@ -137,5 +173,7 @@ def environment() -> jinja2.Environment:
         devices=devices,
         machine=machine,
         pretty=pretty,
+        refusal=refusal,
+        stop_sentence=stop_sentence,
     )
     return templates

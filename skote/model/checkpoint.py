@@ -18,8 +18,6 @@ from skote.types import CheckpointError
 
 _VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
 _DRAWN_AT_ONCE = 1 << 22
-_FINGERPRINT_CHUNK = 1 << 20
-_FINGERPRINT_PRIME = 65521
 
 
 def load_tensors(
@@ -75,27 +73,6 @@ def random_tensor(
     for part in torch.split(out.view(-1), _DRAWN_AT_ONCE):  # of the largest matrix an fp32 copy would double the peak
         part.copy_(torch.empty(part.shape, device=device).normal_(0.0, 0.02, generator=generator))
     return out
-
-
-def fingerprint(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """SHA-256 over the names, shapes, dtypes and two exact integer checksums of `tensors`, in any order, on any device.
-
-    The checksums are the sum of a tensor's bit patterns and their sum weighted by position modulo a prime, both
-    modulo 2^64, so that the same weights give the same fingerprint whichever engine holds them.
-    """
-    lines = sorted(f"{name}|{tuple(tensor.shape)}|{tensor.dtype}|{_checksum(tensor)}" for name, tensor in tensors)
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def _checksum(tensor: torch.Tensor) -> str:
-    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    flat = tensor.detach().contiguous().view(-1).view(integers)
-    plain = weighted = torch.zeros((), dtype=torch.int64, device=flat.device)
-    for start in range(0, flat.numel(), _FINGERPRINT_CHUNK):
-        chunk = flat[start : start + _FINGERPRINT_CHUNK].to(torch.int64)
-        place = torch.arange(start, start + chunk.numel(), device=chunk.device) % _FINGERPRINT_PRIME + 1
-        plain, weighted = plain + chunk.sum(), weighted + (chunk * place).sum()
-    return f"{int(plain) % 2**64:016x}{int(weighted) % 2**64:016x}"
 
 
 def _files_of(local_dir: Path, names: Iterable[str]) -> dict[Path, list[str]]:

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from skote.model.checkpoint import fingerprint, load_tensors
+from skote.model.checkpoint import load_tensors
+from skote.model.fingerprint import fingerprint
 from skote.model.spec import DecoderSpec
 
 _HUGE_PAGE = 2 << 20

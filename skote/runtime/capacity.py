@@ -127,6 +127,15 @@ def free_bytes(device: torch.device) -> tuple[int, int] | None:
     return None
 
 
+def gpu_uuids(devices: Sequence[str]) -> dict[str, str]:
+    """NVIDIA's UUID ("GPU-...") of each CUDA device among `devices`, by its name."""
+    return {
+        device: f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+        for device in devices
+        if torch.device(device).type == "cuda"
+    }
+
+
 def describe_accelerators() -> list[dict[str, str | int]]:
     """Name and memory of each accelerator, for the manifest."""
     found: list[dict[str, str | int]] = []

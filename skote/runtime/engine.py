@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from skote.flags import TORCH_DTYPES, flags_record
-from skote.model.checkpoint import fingerprint
 from skote.model.decoder import Decoder
 from skote.model.facts import ModelFacts, ModuleFacts, load_facts, module_facts
+from skote.model.fingerprint import fingerprint
 from skote.model.spec import DecoderSpec
 from skote.model.weights import load_weights
 from skote.runtime.capacity import check_context, check_request, context_length

@@ -96,8 +96,8 @@ def _call(engine: Engine, method: str, args: tuple[Any, ...]) -> object:
         return _launch(engine, *args)
     if method == "peak_memory":
         return _peak_memory()
-    if method == "read_bandwidth":
-        return _read_bandwidth(*args)
+    if method == "ceilings":
+        return _ceilings(*args)
     if method == "profile_step" and method not in dir(engine):
         return []  # an engine need not know its kernels
     if method.startswith("_") or method not in dir(engine):
@@ -178,10 +178,20 @@ def _peak_resident_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
 
 
-def _read_bandwidth(device: str) -> float | None:
-    """Bytes a second that this process can read on `device`; None where it cannot be measured."""
+def _ceilings(device: str, dtype: str) -> dict[str, float | None]:
+    """What this process can read on `device` and multiply in `dtype` (torch's name); None for what cannot be measured.
+
+    Bytes a second, bytes of the caches that may hold what is read again, and operations a second.
+    """
     import torch
 
+    from skote.kernels.cache_size import cache_size
+    from skote.kernels.matmul_peak import matmul_peak
     from skote.kernels.read_bandwidth import read_bandwidth
 
-    return read_bandwidth(torch.device(device))
+    where = torch.device(device)
+    return {
+        "read_bandwidth_bytes_per_s": read_bandwidth(where),
+        "cache_bytes": cache_size(where),
+        "matmul_peak_flops_per_s": matmul_peak(where, getattr(torch, dtype)),
+    }

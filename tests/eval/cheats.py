@@ -8,11 +8,15 @@ from skote.runtime.engine import SkotergyEngine
 class SkipPrefillEngine(SkotergyEngine):
     """Reads a prompt once, and answers every later request from what is in the cache. Faster, and wrong."""
 
-    _first_logits = None
+    def __init__(self, **options):
+        super().__init__(**options)
+        self._honest_prefill = self._closure._prefill
+        self._closure._prefill = self._prefill_once
+        self._first_logits = None
 
-    def _prefill_one(self, request):
+    def _prefill_once(self, request):
         if self._first_logits is None:
-            self._first_logits = super()._prefill_one(request)
+            self._first_logits = self._honest_prefill(request)
         return self._first_logits
 
 

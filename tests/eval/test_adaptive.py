@@ -64,7 +64,7 @@ def test_where_the_effect_lies_plays_no_part(blocks):
 
 @pytest.mark.parametrize("name", ["half_width", "max_blocks", "max_seconds"])
 def test_rule_without_a_budget_is_refused(name):
-    with pytest.raises(UsageError, match=f"^{name} of the adaptive stop must be above 0, got 0"):
+    with pytest.raises(UsageError, match=rf"^measure\.stop\.{name} must be above 0, got 0"):
         StopRule(**{"half_width": 0.01, "max_blocks": 10, "max_seconds": 60.0} | {name: 0})
 
 
@@ -73,8 +73,8 @@ def test_primary_effect_is_what_the_run_is_judged_by(synthetic):
     found = primary_effect(Measured(run), seed=3)
     delta = summarize(run)["deltas"]["e2el_ms"]["p50"]
 
-    assert delta["interval_pct"] == [100 * found.interval.low, 100 * found.interval.high]
-    assert delta["detectable_pct"] == 100 * found.detectable
+    assert delta["interval_pct"] == pytest.approx([100 * found.interval.low, 100 * found.interval.high], rel=1e-11)
+    assert delta["detectable_pct"] == pytest.approx(100 * found.detectable, rel=1e-11)
     assert (delta["verdict"], delta["reason"]) == (found.verdict().label, found.verdict().reason)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from skote.eval.derive import METRICS, Measured
 from skote.eval.record import RowKey, Run, RunWriter, read_run
+from skote.eval.schema_version import SCHEMA_VERSION
 from skote.types import Chunk, Completion
 
 MS = 1_000_000
@@ -36,7 +37,7 @@ def measured(tmp_path):
         for arm, block, round_, phase, scheduled, done in rows:
             writer.add(RowKey(arm, "engine", block, round_, phase), scheduled * MS, done)
         writer.flush()
-        (tmp_path / "manifest.json").write_text(json.dumps({"schema_version": 1, "run_id": "run"}))
+        (tmp_path / "manifest.json").write_text(json.dumps({"schema_version": SCHEMA_VERSION, "run_id": "run"}))
         return Measured(read_run(tmp_path))
 
     return build
@@ -129,7 +130,7 @@ def test_gaps_do_not_depend_on_the_order_of_the_token_rows(measured, tmp_path):
     reversed_rows = Run(run.directory, run.requests, run.tokens.iloc[::-1], run.manifest)
 
     for gaps in (Measured(run).gaps, Measured(reversed_rows).gaps):
-        assert gaps["request_id"].tolist() == ["r0", "r0", "r1"]
+        assert run.requests["request_id"][gaps["request"]].tolist() == ["r0", "r0", "r1"]
         assert gaps["gap_ms"].tolist() == [10, 15, 38]
         assert gaps["position"].tolist() == [1, 2, 2]
 

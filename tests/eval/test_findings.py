@@ -279,3 +279,30 @@ def test_files_of_two_runs_are_not_mixed(run):
 
     with pytest.raises(RecordError, match="requests of another run than its manifest's"):
         read_run(run.directory)
+
+
+def test_rows_of_another_workload(run):
+    run.requests.loc[run.requests["arm"] == "baseline", "workload_sha256"] = "0123456789abcdef"
+    [finding] = find(Measured(run), run.manifest)
+
+    assert (finding.severity, finding.code, finding.observed, finding.limit) == ("invalid", "workloads_differ", 2, 1)
+    assert "0123456789ab, 5b5b5b5b5b5b" in finding.sentence
+
+
+def test_prompts_of_different_lengths(run):
+    rows = (run.requests["arm"] == "baseline") & (run.requests["request_id"] == "chat-03")
+    run.requests.loc[rows, "input_tokens"] = 7
+    [finding] = find(Measured(run), run.manifest)
+
+    assert (finding.severity, finding.code, finding.observed) == ("invalid", "prompts_differ", 6)
+    assert finding.sentence.endswith("first chat-03 in block 0: 43 and 7 tokens.")
+
+
+def test_prompts_from_a_warm_cache(run):
+    run.requests["cached_tokens"] = 0
+    assert codes(run) == []
+
+    run.requests.loc[run.requests["arm"] == "candidate", "cached_tokens"] = run.requests["input_tokens"] // 2
+    [finding] = find(Measured(run), run.manifest)
+    assert (finding.severity, finding.code, finding.limit) == ("warning", "warm_cache", 0)
+    assert finding.observed == pytest.approx(0.5, abs=0.01)

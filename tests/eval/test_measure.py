@@ -195,16 +195,22 @@ def test_no_requests_is_an_empty_pass():
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 5, 6, 20])
-def test_orders_are_balanced(blocks):
+def test_every_two_blocks_have_both_orders(blocks):
     for seed in range(20):
-        counts = Counter(pass_order(blocks, seed))
-        assert counts.total() == blocks
-        assert abs(counts["AB"] - counts["BA"]) == blocks % 2
+        order = pass_order(blocks, seed)
+        assert len(order) == blocks
+        assert all(set(order[start : start + 2]) == {"AB", "BA"} for start in range(0, blocks - 1, 2))
+
+
+def test_the_order_of_more_blocks_begins_with_that_of_fewer():
+    for seed in range(20):
+        longest = pass_order(60, seed)
+        assert all(pass_order(blocks, seed) == longest[:blocks] for blocks in range(60))
 
 
 def test_order_follows_the_seed_alone():
     assert pass_order(6, 4) == pass_order(6, 4)
-    assert len({tuple(pass_order(6, seed)) for seed in range(200)}) == 20  # 6 over 3
+    assert len({tuple(pass_order(6, seed)) for seed in range(200)}) == 8  # 2 a pair of blocks
     assert {pass_order(1, seed)[0] for seed in range(20)} == {"AB", "BA"}
 
 
@@ -218,3 +224,8 @@ def test_plan_has_both_arms_in_every_block_in_that_order():
 
 def test_plan_of_one_arm_is_one_pass_a_block():
     assert plan_passes(2, 0, ("candidate",)) == [Pass(0, 0, "candidate"), Pass(1, 0, "candidate")]
+
+
+@pytest.mark.parametrize("arms", [("candidate",), ("candidate", "baseline")])
+def test_a_plan_goes_on_where_a_shorter_one_ended(arms):
+    assert plan_passes(5, 3, arms) + plan_passes(8, 3, arms, first=5) == plan_passes(8, 3, arms)

@@ -8,8 +8,11 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from skote.eval.record import TELEMETRY_SCHEMA, read_run
 from skote.eval.report import main, render_run
 from skote.types import RecordError
 
@@ -87,6 +90,41 @@ def test_roofline_of_each_arm_and_the_kernels_of_a_step(synthetic, timeline):
     assert "200.0 \N{MICRO SIGN}s in all; the measured TPOT p50 is 40.00 ms" in words
     assert "gate_up_gemv_kernel 30 150.0 75.0 % flash_decode_kernel 30 50.00 25.0 %" in words
     assert "Where a step of baseline goes" not in words
+
+
+def test_prefill_against_what_the_device_multiplies(synthetic, timeline):
+    """45.5 tokens of 2 GFLOP at the median, at 1 TFLOP/s: 91 ms of a TTFT of 100."""
+    directory = synthetic().write(lambda arm, block, request: timeline(0.2, 100, [40.0] * 15))
+    manifest = json.loads((directory / "manifest.json").read_text())
+    manifest["roofline"] |= {"cache_bytes": 0, "matmul_peak_flops_per_s": 1e12}
+    manifest["model"]["prefill_flops"] = {"fixed": 0, "per_token": 2 * 10**9, "per_pair": 0}
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+    words = page_of(directory).words
+
+    assert "cpu multiplies 1,000 GFLOP/s in fp32" in words
+    assert "skotergy 91.00 100.0 91.0 %" in words
+
+
+def test_state_of_the_machine_and_what_it_did_not_tell(synthetic):
+    directory = synthetic(blocks=1).write()
+    run = read_run(directory)
+    stamp = int(run.requests["last_token_ns"].max())
+    rows = [
+        {"t_ns": stamp, "device": "host", "cpu_busy_share": 0.25, "load_1m": 1.5, "memory_used_bytes": 2**31},
+        {"t_ns": stamp, "device": "cuda:0", "sm_clock_mhz": 1980, "temperature_c": 60, "throttle_reasons": 0},
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, schema=TELEMETRY_SCHEMA), directory / "telemetry.parquet")
+    words = page_of(directory).words
+
+    assert "CPU busy, mean of all cores 25.0 % Load average, mean 1.50 CPU clock, median not available" in words
+    assert "SM clock, median and least 1,980 MHz, 1,980 MHz Memory clock, median not available" in words
+    assert "Clocks held down 0.0 % Power, mean not available Temperature, at most 60 \N{DEGREE SIGN}C" in words
+    assert "Processes not ours, at most not available" in words
+    assert "Energy an output token, skotergy not available" in words
+
+
+def test_a_run_that_was_not_sampled_says_so(synthetic):
+    assert "This run was not sampled" in page_of(synthetic(blocks=1).write()).words
 
 
 def test_a_run_without_a_roofline_says_so(synthetic):

@@ -4,7 +4,7 @@ import pytest
 
 from skote.eval.derive import Measured
 from skote.eval.record import read_run
-from skote.eval.roofline import mean_context, roofline, step_kernels
+from skote.eval.roofline import mean_context, prefill_floors, roofline, step_kernels, tokens_per_chunk
 from skote.eval.summary import summarize
 
 ONE_ARM = {"candidate": "skotergy"}
@@ -37,7 +37,66 @@ def test_worked_example_of_the_metrics_document(synthetic):
         "kv_bytes": 6_780_000,
         "floor_ms": 10.0,
         "achieved_share": 0.8,
+        "step_share": None,
+        "prefill_floor_ms": None,
+        "prefill_share": None,
     }
+
+
+def test_what_caches_hold_need_not_be_read_again(synthetic):
+    """60 MB of the 600 MB lie in caches: 9 ms of reading at least, and a step gives one token in 12.5 ms."""
+    measured, manifest = measured_of(synthetic(blocks=1, requests=2, arms=ONE_ARM).write())
+    measured.requests["input_tokens"] = [100, 302]
+    measured.requests["output_tokens"] = [5, 3]
+    measured.requests["tpot_ms"] = [12.0, 13.0]
+    manifest["model"] |= {"bytes_per_token": 593_220_000, "kv_bytes_per_token": 40_000}
+    manifest["roofline"] = {"device": "cpu", "read_bandwidth_bytes_per_s": 60e9, "cache_bytes": 60_000_000}
+    assert roofline(measured, "candidate", manifest)["step_share"] == pytest.approx(9 / 12.5)
+
+    manifest["roofline"]["cache_bytes"] = 10**10
+    assert roofline(measured, "candidate", manifest)["step_share"] == 0
+
+
+def test_a_chunk_of_several_tokens_reads_the_weights_once(synthetic, timeline):
+    """Five chunks of 4 tokens, 20 ms apart: 5 ms a token, but 20 ms a step."""
+    directory = synthetic(blocks=1, requests=2, tokens=20, arms=ONE_ARM).write(
+        lambda arm, block, request: timeline(0.2, 100, [20.0] * 4, tokens_per_chunk=4)
+    )
+    measured, manifest = measured_of(directory)
+    manifest["model"] |= {"bytes_per_token": 200_000_000, "kv_bytes_per_token": 0}
+    manifest["roofline"] = {"device": "cpu", "read_bandwidth_bytes_per_s": 20e9, "cache_bytes": 0}
+
+    assert tokens_per_chunk(measured, "candidate") == 4
+    found = roofline(measured, "candidate", manifest)
+    assert found["achieved_share"] == pytest.approx(10 / 5)
+    assert found["step_share"] == pytest.approx(10 / 20)
+
+
+def test_prefill_floor_of_each_request(synthetic):
+    """1000 + 100 P + 10 P (P + 1) / 2 operations at 1 MFLOP/s; 10 of the second prompt's 20 tokens were cached."""
+    measured, manifest = measured_of(synthetic(blocks=1, requests=3, arms=ONE_ARM).write())
+    rows = measured.requests.assign(input_tokens=[10, 20, 1], cached_tokens=[None, 10, 0], ttft_ms=[10.0, 5.0, 20.0])
+    measured.requests = rows
+    manifest["model"] |= {
+        "prefill_flops": {"fixed": 1000, "per_token": 100, "per_pair": 10},
+        "bytes_per_token": 3_000_000,
+    }
+    manifest["roofline"] = {
+        "device": "cpu",
+        "matmul_peak_flops_per_s": 1e6,
+        "read_bandwidth_bytes_per_s": 1e9,
+        "cache_bytes": 1_000_000,
+    }
+    first = 1000 + 100 * 10 + 10 * sum(range(1, 11))
+    second = 1000 + 100 * 10 + 10 * sum(range(11, 21))
+
+    assert prefill_floors(rows, manifest).tolist() == pytest.approx([first / 1e3, second / 1e3, 2.0])  # the last reads
+    found = roofline(measured, "candidate", manifest)
+    assert found["prefill_floor_ms"] == pytest.approx(2.55)
+    assert found["prefill_share"] == pytest.approx(0.255)  # of 0.255, 0.71 and 0.1
+
+    manifest["roofline"]["matmul_peak_flops_per_s"] = None
+    assert prefill_floors(rows, manifest) is None
 
 
 def test_a_failed_request_and_a_lone_token_take_no_step(synthetic, timeline):

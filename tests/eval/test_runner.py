@@ -82,6 +82,12 @@ def test_two_arms_end_in_a_report_with_all_its_files(tmp_path):
     assert manifest["model"]["weights_sha256"]
     assert manifest["roofline"]["device"] == "cpu"
     assert manifest["roofline"]["read_bandwidth_bytes_per_s"] > 1e8
+    assert manifest["roofline"]["matmul_peak_flops_per_s"] > 1e8
+    assert manifest["model"]["prefill_flops"]["per_token"] > 0
+    assert manifest["telemetry"]["error"] is None
+    stamps = pd.read_parquet(directory / "telemetry.parquet")["t_ns"]
+    assert stamps.min() <= manifest["passes"][0]["start_ns"] + 1e8
+    assert stamps.max() >= manifest["passes"][-1]["end_ns"]
     assert [arm["replicas"][0]["info"]["step_kernels"] for arm in manifest["arms"].values()] == [[], []]
     rows = pd.read_parquet(directory / "requests.parquet")
     measured = rows[rows.phase == "measure"]
@@ -230,6 +236,15 @@ def test_an_unknown_option_is_one_line_on_stderr(tmp_path):
         (["model=tiny_shape", "model.layers=3"], "layers"),
         (["a prompt with spaces"], "a prompt with spaces"),
         (["hydra.run.dir=/proc/nowhere"], "/proc/nowhere"),
+        (["resume=nowhere"], "needs the directory of a sweep (-m), with its sweep.json"),
+        (["+workload.resume=nowhere"], "workload.resume"),
+        (["against=run"], "add check=reproduce"),
+        (["check=reproduce"], "check=reproduce needs against=RUN_DIR"),
+        (["check=reproduce", "against=nowhere"], "against=nowhere is not the directory of a run"),
+        (["check=reproduce", "against=nowhere", "seed=3", "workload=chat"], "leave out seed=3 workload=chat"),
+        (["check=ci", "compare=none"], "which this run does not have: drop compare=none"),
+        (["check=ci", "check.error_rate_max=3"], "check.error_rate_max is a share from 0 to 1"),
+        (["check.tok_s_min=3"], "judged with check=ci alone"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

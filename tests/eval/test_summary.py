@@ -27,8 +27,8 @@ def test_figures_equal_those_of_an_independent_script(synthetic):
     delta = metrics["deltas"]["e2el_ms"]["p50"]
     content = metrics["arms"]["candidate"]
 
-    assert content["metrics"]["e2el_ms"]["p95"]["value"] == np.percentile(candidate.e2el, 95)
-    assert delta["delta_pct"] == 100 * p50
+    assert content["metrics"]["e2el_ms"]["p95"]["value"] == pytest.approx(np.percentile(candidate.e2el, 95))
+    assert delta["delta_pct"] == pytest.approx(100 * p50, rel=1e-11)
     assert delta["interval_pct"] == pytest.approx(100 * bounds, rel=1e-10)
     assert content["throughput"]["output_tok_s"] == pytest.approx(candidate.output_tokens.sum() / (window / 1e9))
 
@@ -75,6 +75,37 @@ def test_p95_has_its_interval_from_72_requests_on(synthetic):
 
     assert metrics["arms"]["candidate"]["metrics"]["e2el_ms"]["p95"]["interval"] is not None
     assert metrics["arms"]["candidate"]["metrics"]["e2el_ms"]["p99"]["reason"] == "n=72 < 368"
+
+
+def test_a_difference_of_a_percentile_takes_as_many_requests_as_its_interval(synthetic):
+    """Each block's p95 of 12 requests is little else than their largest: with 72 in all it counts, with 60 not."""
+    enough, fewer = (summarize(read_run(synthetic(blocks=blocks).write()))["deltas"]["e2el_ms"] for blocks in (6, 5))
+
+    assert enough["p95"]["interval_pct"] is not None
+    assert enough["p99"]["reason"] == "too_few_samples"
+    assert fewer["p95"]["delta_pct"] is not None
+    assert (fewer["p95"]["interval_pct"], fewer["p95"]["verdict"]) == (None, "INCONCLUSIVE")
+    assert fewer["p95"]["reason"] == "too_few_samples"
+    assert fewer["p50"]["interval_pct"] is not None
+
+
+def test_a_gain_of_a_rate_points_upwards(synthetic):
+    """The smallest gain that would have shown: of a latency below 100 %, of a rate above that of the latency."""
+    deltas = summarize(read_run(synthetic(seed=2).write()))["deltas"]
+    latency, rate = deltas["e2el_ms"]["p50"]["detectable_pct"], deltas["output_tok_s"]["detectable_pct"]
+    rows = read_run(synthetic(seed=2).write()).requests.query("phase == 'measure'")
+    passes = rows.groupby(["arm", "block"]).agg(first=("dispatched_ns", "min"), last=("last_token_ns", "max"))
+    logs = -np.log(passes.loc["candidate"].diff(axis=1)["last"] / passes.loc["baseline"].diff(axis=1)["last"])
+    reach = (reference.t.ppf(0.975, 5) + reference.t.ppf(0.8, 5)) * reference.sem(logs)
+
+    assert 0 < latency < 100
+    assert rate == pytest.approx(100 * np.expm1(np.log1p(0.02) + reach))
+
+
+def test_figures_have_twelve_digits_that_every_machine_agrees_on(synthetic):
+    value = summarize(read_run(synthetic().write()))["deltas"]["e2el_ms"]["p50"]["delta_pct"]
+
+    assert value == float(f"{value:.12g}")
 
 
 def test_failures_stand_at_the_end_of_the_adjusted_tail(synthetic, timeline):

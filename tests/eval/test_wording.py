@@ -10,8 +10,11 @@ from skote.eval.wording import (
     number,
     percent,
     percent_interval,
+    refusal,
     share,
     size,
+    stop_sentence,
+    verdict_sentence,
 )
 
 
@@ -80,3 +83,49 @@ def test_arms_of_one_engine_are_told_apart():
         "candidate": "baseline (candidate)",
         "baseline": "baseline (baseline)",
     }
+
+
+@pytest.mark.parametrize(
+    ("reason", "text"),
+    [("too_few_samples", "n too small"), ("too_few_blocks", "3 blocks are too few"), ("within_threshold", "")],
+)
+def test_refusal(reason, text):
+    assert refusal({"reason": reason, "blocks": 3}) == text
+
+
+@pytest.mark.parametrize(
+    ("reason", "reached", "text"),
+    [
+        ("narrow_enough", 0.01234, "is known to ±1.2 %, as narrow as was asked for (±1.5 %)."),
+        ("blocks_spent", 0.05, "is known to ±5 %, not to ±1.5 % as asked for, and the budget of 40 blocks is spent."),
+        (
+            "seconds_spent",
+            None,
+            "has no interval yet, not to ±1.5 % as asked for, and the budget of 600 s of measuring",
+        ),
+        (None, 0.02, "is known to ±2 %, and ±1.5 % is asked for: blocks are added."),
+    ],
+)
+def test_stop_sentence(reason, reached, text):
+    stop = {
+        "half_width": 0.015,
+        "max_blocks": 40,
+        "max_seconds": 600.0,
+        "reason": reason,
+        "reached_half_width": reached,
+    }
+
+    assert text in stop_sentence(stop).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_a_fixed_number_of_blocks_says_so():
+    assert stop_sentence(None) == "The number of blocks was fixed before the run."
+
+
+def test_a_verdict_that_too_few_requests_allow():
+    delta = {"delta_pct": -3.0, "reason": "too_few_samples", "blocks": 5, "detectable_pct": None}
+    metrics = {"arms": {"candidate": {}}, "deltas": {"e2el_ms": {"p50": delta}}, "threshold_pct": 2.0}
+
+    assert verdict_sentence(metrics, {"candidate": "a", "baseline": "b"}).endswith(
+        "than with b. Too few requests to say more: an interval takes 6 an arm."
+    )

@@ -10,8 +10,10 @@ import pytest
 from omegaconf import OmegaConf
 
 import skote.eval.workload as module
+from skote.eval.codec import HashCodec
 from skote.eval.prompts import load_prompts
-from skote.eval.workload import HashCodec, Workload, WorkloadConfig, build_workload, check_config, check_fits
+from skote.eval.workload import Workload, build_workload, check_fits
+from skote.eval.workload_config import WorkloadConfig, check_config
 from skote.types import CapacityError, RequestError, UsageError
 
 CONF = Path(module.__file__).parents[2] / "conf" / "workload"
@@ -204,30 +206,6 @@ def test_warmup_has_measured_shapes_and_shares_no_prefix(name):
     assert {request.sampling for request in workload.warmup} == {workload.requests[0].sampling}
 
 
-def test_warmup_takes_every_shape_up_to_five_and_quartiles_beyond(tmp_path):
-    few = WorkloadConfig(blocks=1, requests_per_block=5, prompts=words(tmp_path, *("x" * n for n in range(1, 6))))
-    workload = build_workload(few, LetterCodec(), seed=0)
-    assert [len(request.input_ids) for request in workload.warmup] == [2, 3, 4, 5, 6]
-    many = WorkloadConfig(blocks=1, requests_per_block=9, prompts=words(tmp_path, *("x" * n for n in range(1, 10))))
-    workload = build_workload(many, LetterCodec(), seed=0)
-    assert [len(request.input_ids) for request in workload.warmup] == [2, 4, 6, 8, 10]
-
-
-def test_warmup_needs_a_token_that_no_prompt_starts_with(tmp_path):
-    class TwoTokens(LetterCodec):
-        vocab_size = 2
-
-        def encode_chat(self, text: str) -> tuple[int, ...]:
-            return tuple(int(letter) for letter in text if letter in "01")
-
-    config = WorkloadConfig(blocks=1, requests_per_block=2, prompts=words(tmp_path, "01", "10"))
-    with pytest.raises(UsageError, match="leaves none for the warm-up"):
-        build_workload(config, TwoTokens(), seed=0)
-    config.requests_per_block = 1
-    workload = build_workload(config, TwoTokens(), seed=0)
-    assert workload.warmup[0].input_ids[0] != workload.requests[0].input_ids[0]
-
-
 def test_describe_is_the_manifest_entry():
     workload = build_workload(option("burst16x64"), CODEC, seed=0)
     assert workload.describe() == {
@@ -237,6 +215,7 @@ def test_describe_is_the_manifest_entry():
         "concurrency": 16,
         "blocks": 5,
         "requests_per_block": 16,
+        "repeated_prompts": 8,
         "max_new_tokens": 64,
         "greedy": True,
         "respect_eos": False,
@@ -356,3 +335,60 @@ def test_the_probe_is_made_like_a_block_and_of_other_prompts(prompt_tokens):
     assert {request.max_new_tokens for request in workload.probe} == {config.max_new_tokens}
     if prompt_tokens is not None:
         assert {len(request.input_ids) for request in workload.probe} == {prompt_tokens}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_spare_blocks_follow_without_changing_the_planned_ones(name):
+    config = option(name)
+    planned, longer, longest = (build_workload(config, CODEC, seed=4, max_blocks=blocks) for blocks in (0, 13, 25))
+
+    assert planned.blocks == longer.blocks == longest.blocks
+    assert planned.sha256 == longer.sha256 == longest.sha256
+    assert planned.spare == ()
+    assert longer.spare == longest.spare[: 13 - config.blocks]
+    assert len({request.input_ids for request in longest.possible}) == 25 * config.requests_per_block
+    assert len({request.request_id for request in longest.possible}) == 25 * config.requests_per_block
+    shapes = {(len(request.input_ids), request.max_new_tokens) for request in longest.possible}
+    assert {(len(each.input_ids), each.max_new_tokens) for each in longest.warmup} <= shapes
+
+
+def test_the_hash_covers_the_blocks_that_were_added():
+    workload = build_workload(WorkloadConfig(), CODEC, seed=0, max_blocks=10)
+    longer = workload.extended(2)
+
+    assert longer.blocks == workload.blocks + workload.spare[:2]
+    assert longer.spare == workload.spare[2:]
+    assert longer.sha256 not in (workload.sha256, workload.extended(3).sha256)
+    assert longer.extended(1).sha256 == workload.extended(3).sha256
+    assert longer.describe()["blocks"] == 8
+    assert longer.describe()["sha256"] == longer.sha256
+
+
+def test_a_budget_below_the_plan_leaves_the_plan():
+    assert build_workload(WorkloadConfig(), CODEC, seed=0, max_blocks=2) == build_workload(WorkloadConfig(), CODEC, 0)
+
+
+def test_new_prompts_come_before_repeats_and_repeats_are_counted(tmp_path):
+    """Five prompts, two a block: each of the five once, then "(2) ..." of each."""
+    config = WorkloadConfig(blocks=1, requests_per_block=2, prompts=words(tmp_path, *"abcde"))
+    workload = build_workload(config, LetterCodec(), seed=0, max_blocks=5)
+    texts = [{"".join(map(chr, request.input_ids[1:])) for request in block} for block in workload.extended(4).blocks]
+
+    assert set.union(*texts) == {*"abcde", *(f"(2) {letter}" for letter in "abcde")}
+    assert set.union(*texts[:2]) < set("abcde")
+    assert [workload.extended(more).repeated_prompts for more in range(5)] == [0, 0, 1, 3, 5]
+
+
+def test_documents_are_never_repeats():
+    config = option("prefill_longcontext")
+    workload = build_workload(dataclasses.replace(config, prompt_tokens=32), CODEC, seed=0, max_blocks=20)
+
+    assert workload.extended(14).repeated_prompts == 0
+    assert {len(request.input_ids) for request in workload.possible} == {32}
+
+
+def test_a_spare_block_must_fit_too(tmp_path):
+    config = WorkloadConfig(blocks=1, requests_per_block=1, max_new_tokens=4, prompts=words(tmp_path, "a"))
+    check_fits(build_workload(config, LetterCodec(), seed=0), 8)
+    with pytest.raises(CapacityError, match="Request b01-r00 needs 6 prompt"):
+        check_fits(build_workload(config, LetterCodec(), seed=0, max_blocks=2), 8)

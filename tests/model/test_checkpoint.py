@@ -11,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from skote.model.checkpoint import fingerprint, load_tensors, random_tensor
+from skote.model.checkpoint import load_tensors, random_tensor
+from skote.model.fingerprint import fingerprint
 from skote.model.llama import load_spec
 from skote.types import CheckpointError
 
@@ -153,7 +154,7 @@ class TestFingerprint:
 
     def test_it_is_the_same_whatever_the_chunk(self, monkeypatch: pytest.MonkeyPatch) -> None:
         whole = fingerprint(self.tensors().items())
-        monkeypatch.setattr("skote.model.checkpoint._FINGERPRINT_CHUNK", 5)
+        monkeypatch.setattr("skote.model.fingerprint._CHUNK", 5)
 
         assert fingerprint(self.tensors().items()) == whole
 

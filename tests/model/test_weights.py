@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from skote.model.checkpoint import fingerprint
+from skote.model.fingerprint import fingerprint
 from skote.model.llama import load_spec
 from skote.model.weights import DecoderWeights, load_weights
 

@@ -20,5 +20,9 @@ def test_kernels_of_a_step_are_the_engines_where_it_knows_them() -> None:
     assert _call(SimulatedEngine(), "profile_step", ()) == []
 
 
-def test_the_read_bandwidth_is_the_process_s_own_answer() -> None:
-    assert _call(SimulatedEngine(), "read_bandwidth", ("meta",)) is None
+def test_the_ceilings_of_its_device_are_the_process_s_own_answer() -> None:
+    assert _call(SimulatedEngine(), "ceilings", ("meta", "float32")) == {
+        "read_bandwidth_bytes_per_s": None,
+        "cache_bytes": None,
+        "matmul_peak_flops_per_s": None,
+    }

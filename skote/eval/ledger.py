@@ -1,0 +1,176 @@
+"""The ledger of claims: every experiment file beside its committed run, as one HTML page and as README's table.
+
+The command is `skote-report claims`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from skote.eval.claims import open_verdict
+from skote.eval.record import read_run, write_text
+from skote.eval.summary import summarize
+from skote.eval.wording import environment, machine
+from skote.types import ExitCode, RecordError, UsageError
+
+NOT_RUN = "NOT RUN"
+BEGIN, END = "<!-- claims: written by skote-report claims -->", "<!-- end of claims -->"
+DEFAULTS: dict[str, Any] = {"subject": "Skotergy 2", "rules": [], "open": [], "needs": "cpu"}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An experiment's claim and, where it ran, what its files say of it, its manifest and the report's link."""
+
+    name: str
+    claim: dict[str, Any]
+    judged: dict[str, Any] | None = None
+    manifest: dict[str, Any] | None = None
+    link: str | None = None
+
+    @property
+    def verdict(self) -> str:
+        """The run's verdict; without a run what the file itself says, or NOT RUN."""
+        if self.judged is not None:
+            return str(self.judged["verdict"])
+        return NOT_RUN if self.claim["rules"] else open_verdict(self.claim["open"])[0]
+
+    @property
+    def reason(self) -> str:
+        """The sentence behind the verdict; `make claims` and the file's `needs` where it has not run."""
+        if self.judged is not None:
+            return str(self.judged["reason"])
+        if self.claim["rules"]:
+            return f"Run it with python run.py -cd experiments -cn {self.name} (needs: {self.claim['needs']})."
+        return open_verdict(self.claim["open"])[1]
+
+    @property
+    def rules(self) -> list[dict[str, Any]]:
+        """The run's rules, judged; none where it has not run."""
+        return [] if self.judged is None else list(self.judged["rules"])
+
+    @property
+    def setting(self) -> str:
+        """Machine, model and dtype of the run."""
+        if self.manifest is None:
+            return ""
+        return f"{machine(self.manifest['machine'])}; {self.manifest['model']['name']}, {self.manifest['dtype']}"
+
+
+def read_claims(experiments: Path) -> dict[str, dict[str, Any]]:
+    """The claim of every experiment file that has one, by the file's name, in the order of ids and names.
+
+    Raises:
+        UsageError: there is no such folder, or a file in it is no YAML.
+    """
+    if not experiments.is_dir():
+        raise UsageError(f"There is no folder {experiments} with experiment files; name it with --experiments DIR.")
+    claims = {path.stem: _claim_of(path) for path in sorted(experiments.glob("*.yaml"))}
+    return {name: DEFAULTS | claim for name, claim in sorted(claims.items()) if claim.get("id")}
+
+
+def read_ledger(experiments: Path, runs: Path) -> list[Entry]:
+    """Every claim in `experiments`, with the run of that name in the folder `runs` where there is one.
+
+    Raises:
+        UsageError: as `read_claims`.
+        RecordError: a run's files cannot be read, or it is not a run of that claim.
+    """
+    return [_entry(name, claim, runs / name) for name, claim in read_claims(experiments).items()]
+
+
+def ledger_html(entries: Sequence[Entry]) -> str:
+    """The ledger as one page without network or script."""
+    verdicts = [entry.verdict for entry in entries]
+    counts = {verdict: verdicts.count(verdict) for verdict in dict.fromkeys(verdicts)}
+    return environment().get_template("claims.html.j2").render(entries=entries, counts=counts)
+
+
+def ledger_table(entries: Sequence[Entry], runs: str) -> str:
+    """The ledger as a Markdown table whose links begin with `runs`."""
+    lines = ["| claim | of | claimed | measured | verdict |", "|---|---|---|---|---|"]
+    for entry in entries:
+        claim = entry.claim
+        figures = "; ".join(f"{rule['name']} {rule['measured_text']}" for rule in entry.rules)
+        verdict = f"[{entry.verdict}]({runs}/{entry.link})" if entry.link else entry.verdict
+        cells = (f"{claim['id']} {claim['statement']}", claim["subject"], claim["claimed"], figures, verdict)
+        lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def write_between(path: Path, table: str) -> None:
+    """Replace what stands between the two marks in `path`.
+
+    Raises:
+        RecordError: the file cannot be read or written.
+        UsageError: it lacks a mark.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read: {error.strerror}.") from error
+    head, begin, rest = text.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise UsageError(f"{path} needs the lines {BEGIN!r} and {END!r}, between which the table goes.")
+    write_text(path, f"{head}{BEGIN}\n{table}\n{END}{tail}")
+
+
+def claims_command(argv: Sequence[str]) -> ExitCode:
+    """`skote-report claims`: write index.html beside the runs, and the table into the README.
+
+    Raises:
+        SkoteError: a file cannot be read or written, or does not fit.
+    """
+    parser = argparse.ArgumentParser(prog="skote-report claims", description="Render the ledger of claims.")
+    parser.add_argument("--experiments", metavar="DIR", type=Path, default=Path("experiments"), help="%(default)s")
+    parser.add_argument("--runs", metavar="DIR", type=Path, default=Path("reports/claims"), help="%(default)s")
+    parser.add_argument("--readme", metavar="FILE", type=Path, default=Path("README.md"), help="%(default)s")
+    try:
+        arguments = parser.parse_args(argv)
+    except SystemExit as error:
+        raise SystemExit(ExitCode.USAGE if error.code else ExitCode.DONE) from error
+    entries = read_ledger(arguments.experiments, arguments.runs)
+    arguments.runs.mkdir(parents=True, exist_ok=True)
+    page = arguments.runs / "index.html"
+    write_text(page, ledger_html(entries))
+    write_between(arguments.readme, ledger_table(entries, arguments.runs.as_posix()))
+    print(page)  # noqa: T201
+    return ExitCode.DONE
+
+
+def _claim_of(path: Path) -> dict[str, Any]:
+    """The claim of a file, over that of the files beside it that its defaults list names."""
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise UsageError(f"{path} cannot be read as YAML: {str(error).splitlines()[0]}.") from error
+    claim: dict[str, Any] = {}
+    for other in _siblings(path, tree):
+        claim |= _claim_of(other)
+    return claim | (tree.get("claim") or {})
+
+
+def _siblings(path: Path, tree: dict[str, Any]) -> Iterator[Path]:
+    for entry in tree.get("defaults", ()):
+        other = path.with_name(f"{entry}.yaml")
+        if isinstance(entry, str) and other.is_file():
+            yield other
+
+
+def _entry(name: str, claim: dict[str, Any], directory: Path) -> Entry:
+    if not directory.is_dir():
+        return Entry(name, claim)
+    run = read_run(directory)
+    metrics = summarize(run)
+    judged = metrics.get("claim")
+    if judged is None or judged["id"] != claim["id"]:
+        raise RecordError(f"{directory} holds a run that does not judge claim {claim['id']}; run {name} into it again.")
+    link = f"{name}/report.html" if (directory / "report.html").is_file() else None
+    return Entry(name, claim, judged, run.manifest, link)

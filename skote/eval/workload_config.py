@@ -1,0 +1,89 @@
+"""The options of a workload, and what is allowed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from skote.types import UsageError
+
+
+@dataclass
+class WorkloadConfig:
+    """The options of `conf/workload/*.yaml`; `check_config` says what is allowed.
+
+    Attributes:
+        name: what reports call it.
+        load: "closed" (`concurrency` requests in flight, the next starts when one ends) or "burst" (a block at once).
+        concurrency: requests in flight in a closed loop; null with a burst.
+        blocks: passes over fresh requests; 5 is the least that an interval of a delta takes.
+        requests_per_block: requests of one pass.
+        max_new_tokens: tokens of the longest answer.
+        output_mix: shares of `max_new_tokens` that a block's requests take in turn.
+        prompts: a list that comes with Skotergy (chat, short, sentences), or a file: .yaml or .yml with a list of texts
+            or of mappings `text` (with `{slot}`) and `fillings`, anything else with one prompt a line.
+        prompt_tokens: null takes the prompts as a user's turn each; N makes documents of exactly N tokens out of them.
+        prompt_mix: shares of `prompt_tokens` that a block's requests take in turn.
+        temperature, top_k, top_p: sampling (`skote.types.Sampling`); temperature 0 is greedy, top_k 0 is no limit.
+        respect_eos: whether an answer may end before its limit; then the arms' token counts may differ.
+    """
+
+    name: str = "chat"
+    load: str = "closed"
+    concurrency: int | None = 1
+    blocks: int = 6
+    requests_per_block: int = 12
+    max_new_tokens: int = 16
+    output_mix: list[float] = field(default_factory=lambda: [1.0])
+    prompts: str = "chat"
+    prompt_tokens: int | None = None
+    prompt_mix: list[float] = field(default_factory=lambda: [1.0])
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    respect_eos: bool = False
+
+
+def check_config(config: WorkloadConfig) -> None:
+    """Check the options that can be judged without a model.
+
+    Raises:
+        UsageError: an option is out of its range, or two of them contradict each other.
+    """
+    counts = {
+        "blocks": config.blocks,
+        "requests_per_block": config.requests_per_block,
+        "max_new_tokens": config.max_new_tokens,
+        "prompt_tokens": config.prompt_tokens,
+    }
+    for key, value in counts.items():
+        if value is not None and value < 1:
+            raise UsageError(f"workload.{key} must be at least 1, got {value}.")
+    for key, shares in {"output_mix": config.output_mix, "prompt_mix": config.prompt_mix}.items():
+        if not shares or not all(0.0 < share <= 1.0 for share in shares):
+            raise UsageError(f"workload.{key} must be a list of shares above 0 and up to 1, got {list(shares)}.")
+    if config.prompt_tokens is None and list(config.prompt_mix) != [1.0]:
+        raise UsageError("workload.prompt_mix needs workload.prompt_tokens=N, the length that its shares are taken of.")
+    if not config.temperature >= 0.0:
+        raise UsageError(f"workload.temperature must be 0 (greedy) or more, got {config.temperature}.")
+    if config.top_k < 0:
+        raise UsageError(f"workload.top_k must be 0 (no limit) or more, got {config.top_k}.")
+    if not 0.0 < config.top_p <= 1.0:
+        raise UsageError(f"workload.top_p must lie in (0, 1], got {config.top_p}.")
+    _check_load(config)
+
+
+def _check_load(config: WorkloadConfig) -> None:
+    if config.load not in ("closed", "burst"):
+        raise UsageError(f"workload.load must be closed or burst, got {config.load!r}.")
+    if config.load == "burst":
+        if config.concurrency is not None:
+            raise UsageError(
+                "A burst sends a whole block at once: set workload.concurrency=null with workload.load=burst."
+            )
+    elif config.concurrency is None or config.concurrency < 1:
+        raise UsageError(f"workload.concurrency must be at least 1 in a closed loop, got {config.concurrency}.")
+    elif config.concurrency > config.requests_per_block:
+        raise UsageError(
+            f"workload.concurrency={config.concurrency} is never reached with {config.requests_per_block} requests a "
+            "block: raise workload.requests_per_block."
+        )

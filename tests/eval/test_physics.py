@@ -1,0 +1,71 @@
+"""Arms that are faster than their device can be. The synthetic candidate takes 39 ms a token, 140 ms to the first."""
+
+from __future__ import annotations
+
+import pytest
+
+from skote.eval.derive import Measured
+from skote.eval.physics import physics_findings
+from skote.eval.record import read_run
+
+CEILINGS = {
+    "device": "cuda:0",
+    "read_bandwidth_bytes_per_s": 20e9,  # a floor of 27 ms a token
+    "cache_bytes": 50_000_000,
+    "matmul_peak_flops_per_s": 1e12,
+}
+
+
+def found(directory, **changes):
+    run = read_run(directory)
+    manifest = run.manifest | {"roofline": CEILINGS | changes}
+    manifest["model"] |= {"prefill_flops": {"fixed": 0, "per_token": 2 * 10**9, "per_pair": 0}}  # 80 to 102 ms
+    return [(each.severity, each.code) for each in physics_findings(Measured(run), manifest)]
+
+
+@pytest.fixture
+def directory(synthetic):
+    return synthetic(arms={"candidate": "skotergy"}).write()
+
+
+def test_a_possible_run_has_none(directory):
+    assert found(directory) == []
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "device", "expected"),
+    [
+        (12e9, "cuda:0", [("warning", "beyond_roofline")]),  # 45 ms of reading, 41 beyond the cache, in 39 ms
+        (10e9, "cuda:0", [("invalid", "decode_faster_than_physics")]),  # 49 ms beyond the cache
+        (10e9, "cpu", [("warning", "beyond_roofline")]),
+        (5e9, "cpu", [("invalid", "decode_faster_than_physics")]),  # 98 ms
+        (5e9, "mps", [("warning", "beyond_roofline")]),  # nothing is known of how well its ceilings repeat
+    ],
+)
+def test_tokens_faster_than_memory(directory, bandwidth, device, expected):
+    assert found(directory, read_bandwidth_bytes_per_s=bandwidth, device=device) == expected
+
+
+def test_weights_that_fit_a_cache_may_be_read_faster_than_memory(directory):
+    """A processor with 600 MB of cache holds all of the model: remarkable, and possible."""
+    assert found(directory, read_bandwidth_bytes_per_s=5e9, device="cpu", cache_bytes=600_000_000) == [
+        ("warning", "beyond_roofline")
+    ]
+    assert found(directory, read_bandwidth_bytes_per_s=5e9, device="cpu", cache_bytes=None) == [
+        ("warning", "beyond_roofline")
+    ]
+
+
+@pytest.mark.parametrize(("peak", "invalid"), [(0.6e12, False), (0.4e12, True), (None, False)])
+def test_a_first_token_faster_than_arithmetic(directory, peak, invalid):
+    """At the median prompt of 45.5 tokens 152 ms, within a quarter of the 140 that it took, and 228 ms."""
+    expected = [("invalid", "prefill_faster_than_physics")] if invalid else []
+
+    assert found(directory, matmul_peak_flops_per_s=peak) == expected
+
+
+def test_an_arm_that_skips_the_prefill(synthetic, timeline):
+    directory = synthetic(arms={"candidate": "skotergy"}).write(
+        lambda arm, block, request: timeline(0.2, 2.0, [39.0] * 15)
+    )
+    assert found(directory, device="cpu") == [("invalid", "prefill_faster_than_physics")]
