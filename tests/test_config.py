@@ -16,7 +16,7 @@ from skote.flags import flags_for
 from skote.types import Engine, UsageError
 
 OPTIONS = {
-    "model": ["llama31_8b_shape", "llama32_1b_shape", "local", "smollm2_135m", "tiny_shape"],
+    "model": ["llama31_8b_shape", "llama32_1b_shape", "local", "smollm2_135m", "smollm2_135m_shape", "tiny_shape"],
     "dtype": ["bf16", "fp16", "fp32", "tf32"],
     "engine": ["baseline", "simulated", "skotergy", "transformers_static"],
     "compare": ["baseline", "none", "simulated", "skotergy", "transformers_static"],
