@@ -105,7 +105,7 @@ def test_the_settings_are_the_tree_as_it_was_typed() -> None:
     engine = asdict(settings_of("engine=transformers_static", "engine.cache=dynamic"))["engine"]
     assert engine == {
         "name": "transformers_static", "_target_": "skote.engines.transformers.TransformersEngine",
-        "attention": "sdpa", "cache": "dynamic",
+        "attention": None, "cache": "dynamic",
     }  # fmt: skip
 
 

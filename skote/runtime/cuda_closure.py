@@ -128,7 +128,8 @@ class CudaClosure:
             paths.setdefault(op, {})[path] = count
         return {
             "tier": 1,
-            "tier_reason": f"decode step captured ({self._step.kernels.name} kernels), prefill by captured graphs",
+            "tier_reason": "model_type llama has an adapter; decode step captured "
+            f"({self._step.kernels.name} kernels), prefill by captured graphs",
             "kernel_set": self._step.kernels.name,
             "compile_s": self._capture_s,
             "kv_cache_bytes": self._cache.nbytes,
