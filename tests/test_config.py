@@ -18,7 +18,7 @@ from skote.flags import flags_for
 from skote.types import Engine, UsageError
 
 OPTIONS = {
-    "model": ["llama31_8b_shape", "llama32_1b_shape", "local", "smollm2_135m", "tiny_shape"],
+    "model": ["llama31_8b_shape", "llama32_1b_shape", "local", "smollm2_135m", "smollm2_135m_shape", "tiny_shape"],
     "dtype": ["bf16", "fp16", "fp32", "tf32"],
     "engine": ["baseline", "simulated", "skotergy", "skotergy_published", "transformers_static"],
     "compare": ["baseline", "default", "none", "simulated", "skotergy", "skotergy_published", "transformers_static"],
@@ -129,7 +129,7 @@ def test_the_settings_are_the_tree_as_it_was_typed() -> None:
     engine = asdict(settings_of("engine=transformers_static", "engine.cache=dynamic"))["engine"]
     assert engine == {
         "name": "transformers_static", "_target_": "skote.engines.transformers.TransformersEngine",
-        "attention": "sdpa", "cache": "dynamic",
+        "attention": None, "cache": "dynamic",
     }  # fmt: skip
 
 

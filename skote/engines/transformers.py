@@ -45,7 +45,7 @@ class TransformersEngine:
         layers: int | None = None,
         pad_id: int | None = None,
         max_model_len: int | None = None,
-        attention: str = "sdpa",
+        attention: str | None = None,
         cache: str = "dynamic",
         score_at_once: bool = False,
     ) -> None:

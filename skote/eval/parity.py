@@ -86,13 +86,16 @@ def token_gaps(logits: Logits, ids: Sequence[int]) -> NDArray[np.float64]:
     return gaps
 
 
-def are_choices(logits: Logits, ids: Sequence[int], dtype: str) -> bool:
+def are_choices(logits: Logits, ids: Sequence[int], dtype: str, reference: Logits | None = None) -> bool:
     """Whether each of `ids` is what a greedy reader of its row of `logits` may choose, in `dtype`.
 
-    It may trail the best by a near tie, or by two roundings of the best: the same products, summed in another order by
-    a library that does not promise one, may swap tokens that close.
+    It may trail the best by a near tie, or by two roundings of the best: the same products, summed in another order,
+    may swap tokens that close. With `reference`, the fp32 logits, by twice the row's own error too: a library that does
+    not give the same bits twice may have been that far off the truth when it chose, and as far when it was asked again.
     """
     allowed = np.maximum(NEAR_TIE_LOGITS, 2 * ROUNDING[dtype] * np.abs(logits.max(-1)))
+    if reference is not None:
+        allowed = np.maximum(allowed, 2 * np.abs(logits - reference).max(-1))
     return bool((token_gaps(logits, ids) < allowed).all())
 
 

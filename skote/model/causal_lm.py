@@ -15,7 +15,7 @@ import transformers
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
-from skote.model.checkpoint import random_tensor
+from skote.model.checkpoint import fill_random
 from skote.model.spec import read_config
 from skote.types import CheckpointError
 
@@ -33,7 +33,7 @@ def load_module(
     """The directory's causal language model in `dtype` on `device`, ready for inference; `layers` cuts it.
 
     `attention` is Transformers' attn_implementation; None for its own choice, sdpa where the model has it.
-    With `random_seed` only config.json is read: each parameter is the `random_tensor` of its name.
+    With `random_seed` only config.json is read: each parameter is filled by `fill_random` of its name.
 
     Raises:
         CheckpointError: Transformers cannot load the directory, or would fill a tensor that it lacks with chance.
@@ -47,8 +47,7 @@ def load_module(
             with device:
                 module = load_causal_lm(auto.from_config, config, dtype, attn_implementation=attention)
             for name, parameter in module.named_parameters():
-                shape = tuple(parameter.shape)
-                parameter.copy_(random_tensor(name, shape, dtype=dtype, device=device, seed=random_seed))
+                fill_random(parameter.data, name, random_seed)
             return module.eval()
         module, loading = load_causal_lm(
             auto.from_pretrained,

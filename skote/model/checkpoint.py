@@ -16,36 +16,27 @@ from safetensors import SafetensorError, safe_open
 from skote.model.spec import DecoderSpec, read_json
 from skote.types import CheckpointError
 
-_VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
+VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
 _DRAWN_AT_ONCE = 1 << 22
 
 
-def load_tensors(
-    local_dir: Path, spec: DecoderSpec, *, dtype: torch.dtype, device: torch.device, random_seed: int | None
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of `spec` with its checkpoint name, one at a time, in `dtype` on `device`.
+def load_tensors(local_dir: Path, spec: DecoderSpec, *, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of `spec` with its checkpoint name, one at a time, in `dtype` in host memory.
 
-    With `random_seed` nothing is read: each tensor is `random_tensor`. Rows of added tokens are zeros in both cases.
+    Rows of added tokens are zeros.
 
     Raises:
         CheckpointError: no weights, an unreadable file, or a tensor that is missing, has another shape, or holds NaN or
             infinity.
     """
     shapes = spec.tensor_shapes()
-    if random_seed is not None:
-        for name, shape in shapes.items():
-            added = spec.added_tokens if name in _VOCABULARY else 0
-            own = (shape[0] - added, *shape[1:])
-            tensor = random_tensor(name, own, dtype=dtype, device=device, seed=random_seed)
-            yield name, F.pad(tensor, (0, 0, 0, added)) if added else tensor
-        return
     by_file = _files_of(local_dir, shapes)
     for path, names in by_file.items():
         try:
             with safe_open(path, framework="pt") as file:
                 for name in names:
                     tensor = file.get_tensor(name)
-                    if name in _VOCABULARY and spec.added_tokens:
+                    if name in VOCABULARY and spec.added_tokens:
                         tensor = F.pad(tensor, (0, 0, 0, spec.added_tokens))
                     if tuple(tensor.shape) != shapes[name]:
                         raise CheckpointError(
@@ -53,26 +44,24 @@ def load_tensors(
                         )
                     if not torch.isfinite(tensor).all():
                         raise CheckpointError(f"{path} holds {name} with values that are not finite: it is damaged.")
-                    yield name, tensor.to(device=device, dtype=dtype)
+                    yield name, tensor.to(dtype)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path} cannot be read ({error}): it is damaged or incomplete.") from error
 
 
-def random_tensor(
-    name: str, shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device, seed: int
-) -> torch.Tensor:
-    """The tensor that (seed, name) stands for on this kind of device: drawn in fp32, rounded to `dtype`, part by part.
+def fill_random(place: torch.Tensor, name: str, seed: int) -> None:
+    """Fill `place`, contiguous, with the tensor that (seed, name) stands for on this kind of device.
 
-    Normal with standard deviation 0.02; vectors that are no biases, the weights of norms, are ones.
+    Normal with standard deviation 0.02, drawn in fp32 and rounded part by part, so that no copy of a large matrix is
+    ever held; vectors that are no biases, the weights of norms, are ones.
     """
-    if len(shape) == 1 and not name.endswith("bias"):
-        return torch.ones(shape, dtype=dtype, device=device)
-    generator = torch.Generator(device=device)
+    if place.ndim == 1 and not name.endswith("bias"):
+        place.fill_(1.0)
+        return
+    generator = torch.Generator(device=place.device)
     generator.manual_seed(int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:7], "little"))
-    out = torch.empty(shape, dtype=dtype, device=device)
-    for part in torch.split(out.view(-1), _DRAWN_AT_ONCE):  # of the largest matrix an fp32 copy would double the peak
-        part.copy_(torch.empty(part.shape, device=device).normal_(0.0, 0.02, generator=generator))
-    return out
+    for part in torch.split(place.view(-1), _DRAWN_AT_ONCE):
+        part.copy_(torch.empty(part.shape, device=place.device).normal_(0.0, 0.02, generator=generator))
 
 
 def _files_of(local_dir: Path, names: Iterable[str]) -> dict[Path, list[str]]:

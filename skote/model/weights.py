@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from skote.model.checkpoint import load_tensors
+from skote.model.checkpoint import VOCABULARY, fill_random, load_tensors
 from skote.model.fingerprint import fingerprint
 from skote.model.spec import DecoderSpec
 
@@ -40,24 +40,31 @@ class DecoderWeights:
 
     def fingerprint(self, spec: DecoderSpec) -> str:
         """The fingerprint of the checkpoint that these weights came from, whatever was fused."""
-        return fingerprint(self._named(spec))
+        return fingerprint(self.named(spec))
 
-    def _named(self, spec: DecoderSpec) -> Iterator[tuple[str, torch.Tensor]]:
+    def named(self, spec: DecoderSpec) -> Iterator[tuple[str, torch.Tensor]]:
+        """The checkpoint's tensors by its names, as views."""
         return ((name, view) for name, view in _views(spec, self).items())
 
 
 def load_weights(
     local_dir: Path, spec: DecoderSpec, *, dtype: torch.dtype, device: torch.device, random_seed: int | None
 ) -> DecoderWeights:
-    """Read (or draw, see `load_tensors`) the weights, each tensor straight to its place.
+    """Read the weights, or with `random_seed` draw them (`fill_random`), each tensor straight to its place.
 
     Raises:
         CheckpointError: as `load_tensors`.
     """
     weights = _allocate(spec, dtype, device)
     places = _views(spec, weights)
-    for name, tensor in load_tensors(local_dir, spec, dtype=dtype, device=device, random_seed=random_seed):
-        places[name].copy_(tensor)
+    if random_seed is None:
+        for name, tensor in load_tensors(local_dir, spec, dtype=dtype):
+            places[name].copy_(tensor)
+        return weights
+    for name, place in places.items():
+        own = len(place) - (spec.added_tokens if name in VOCABULARY else 0)
+        fill_random(place[:own], name, random_seed)
+        place[own:].zero_()
     return weights
 
 

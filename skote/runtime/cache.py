@@ -6,7 +6,6 @@ import torch
 
 from skote.model.decoder import LayerCache
 from skote.model.spec import DecoderSpec
-from skote.types import CapacityError
 
 
 class StaticCache:
@@ -28,16 +27,3 @@ class StaticCache:
             (torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
             for _ in range(spec.layers)
         ]
-
-    def check_fits(self, request_id: str, prompt_tokens: int, max_new_tokens: int) -> None:
-        """Raises:
-        CapacityError: prompt and output together would need more positions than the cache has.
-        """
-        # The last token is returned and never fed back, so it takes no position.
-        needed = prompt_tokens + max_new_tokens - 1
-        if needed > self.capacity:
-            raise CapacityError(
-                f"Request {request_id!r} needs {needed} positions ({prompt_tokens} prompt tokens and {max_new_tokens} "
-                f"new ones, the last of which takes none), the context holds {self.capacity}: shorten the prompt or "
-                "ask for fewer tokens."
-            )

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -74,7 +75,7 @@ class CudaClosure:
                 alone = SingleRow(spec, weights, capacity, attention=kernels.attention)
                 self._first = CudaStep(decoder, self._cache, alone)
             self._first.capture_choices()
-            buckets = BUCKETS if warmup_buckets is None else sorted(warmup_buckets)
+            buckets = BUCKETS if warmup_buckets is None else sorted(set(warmup_buckets))
             self._prefill = CudaPrefill(
                 decoder, self._cache, self._first, buckets=buckets, chunk=None if max_batch == 1 else CHUNK
             )
@@ -110,6 +111,7 @@ class CudaClosure:
         allocated = self._count_allocations()
         step = self._step
         with torch.cuda.device(self._device):
+            step.state.idle_all()
             self._prefill(0, request.input_ids)
             rows = [self._first.state.logits[0].clone()]
             for position, token in enumerate(forced_ids[:-1], len(request.input_ids)):
@@ -128,7 +130,8 @@ class CudaClosure:
             paths.setdefault(op, {})[path] = count
         return {
             "tier": 1,
-            "tier_reason": f"decode step captured ({self._step.kernels.name} kernels), prefill by captured graphs",
+            "tier_reason": "model_type llama has an adapter; decode step captured "
+            f"({self._step.kernels.name} kernels), prefill by captured graphs",
             "kernel_set": self._step.kernels.name,
             "compile_s": self._capture_s,
             "kv_cache_bytes": self._cache.nbytes,
@@ -140,16 +143,17 @@ class CudaClosure:
 
     def profile_step(self) -> list[dict[str, Any]]:
         """As `Closure.profile_step`, for a greedy step of one row in the middle of the context."""
-        middle, step = self._cache.capacity // 2, self._step
+        step = self._step
+        repeats = min(_PROFILED_STEPS, self._cache.capacity - 1)  # one more than this is run
+        if repeats < 1:
+            return []
+        first = max((self._cache.capacity - repeats) // 2 - 1, 0)
         with torch.cuda.device(self._device):
-            step.state.feed(0, 0, middle)
-            times = kernel_times(lambda: self._replay(middle), repeats=_PROFILED_STEPS)
-            step.state.idle(0)
+            step.state.idle_all()
+            step.state.feed(0, 0, first)
+            times = kernel_times(partial(step.launch, first + repeats), repeats=repeats)
+            step.state.idle_all()
         return times
-
-    def _replay(self, position: int) -> None:
-        self._step.state.position[0].fill_(position)
-        self._step.launch(position)
 
     def _alone(self, index: int, request: Request, emit: Emit) -> FinishReason:
         """A request by itself. While a token is read, the step after it already runs."""
@@ -172,7 +176,7 @@ class CudaClosure:
     def _together(self, group: Sequence[tuple[int, Request]], emit: Emit, reasons: dict[int, FinishReason]) -> None:
         """Requests in rows of their own: their prompts one after another, then all rows step by step."""
         step, choice = self._step, max(Choice.of(request.sampling) for _, request in group)
-        step.state.position.fill_(-1)  # a batch that was left early may have left rows where they stood
+        step.state.idle_all()  # a batch that was left early may have left rows where they stood
         seats = []
         for row, (index, request) in enumerate(group):
             start = len(request.input_ids)

@@ -75,7 +75,8 @@ class SkotergyEngine:
         check_context(max_model_len, facts)
         self._device = torch.device(device)
         self._dtype: torch.dtype = getattr(torch, TORCH_DTYPES[dtype])
-        self._max_model_len, self._max_batch = max_model_len, max_batch
+        self._max_model_len, self._max_batch, self._rows = max_model_len, max_batch, 1
+        self._bucketed = False
         self._warmup_buckets, self._compile = warmup_buckets, compile
         self.facts: ModelFacts
         self._closure: Closure
@@ -100,25 +101,30 @@ class SkotergyEngine:
         """As `Engine.score`: prefill, then the decode step for each forced token.
 
         Raises:
-            CapacityError: prompt and forced tokens do not fit the context, or a prompt token is beyond the vocabulary.
+            CapacityError: prompt and forced tokens do not fit the context, or a token is beyond the vocabulary.
             RequestError: no forced tokens.
         """
-        forced = replace(request, max_new_tokens=len(forced_ids))
-        check_request(forced, capacity=self._capacity, vocab=self.facts.vocab)
+        for asked in (
+            replace(request, max_new_tokens=len(forced_ids)),
+            replace(request, input_ids=tuple(forced_ids), max_new_tokens=1),
+        ):
+            check_request(asked, capacity=self._capacity, vocab=self.facts.vocab)
         return self._closure.score(request, forced_ids).cpu().numpy()
 
     @torch.no_grad()
     def describe(self) -> dict[str, Any]:
         """As `Engine.describe`."""
+        described = self._closure.describe()
         return {
             "weights_fingerprint": self._fingerprint,
             "parameters": self.facts.parameters,
             "bytes_per_token": self.facts.bytes_per_token(self._dtype.itemsize),
             "max_model_len": self._capacity,
-            "max_batch": self._max_batch,
+            "max_batch": self._rows,
             "load_s": self._load_s,
             "flags": flags_record(),
-            **self._closure.describe(),
+            **described,
+            "notes": [*self._without_effect(), *described["notes"]],
         }
 
     @torch.no_grad()
@@ -138,8 +144,10 @@ class SkotergyEngine:
             from skote.runtime.cuda_closure import CudaClosure
 
             refusal = CudaClosure.refusal(spec)
-        rows = self._max_batch if captured and refusal is None else 1
-        self._capacity = self._context_length(rows)
+        if captured and refusal is None:
+            self._rows = self._max_batch
+            self._bucketed = self._rows == 1
+        self._capacity = self._context_length(self._rows)
         decoder = Decoder(spec, weights, self._capacity)
         if captured and refusal is None:
             self._closure = CudaClosure(
@@ -174,10 +182,23 @@ class SkotergyEngine:
             self._max_model_len, self.facts, rows=rows, element_size=self._dtype.itemsize, device=self._device
         )
 
+    def _without_effect(self) -> list[str]:
+        """A sentence for each option that this model, tier or device makes nothing of."""
+        notes = []
+        if self._rows < self._max_batch:
+            notes.append(f"engine.max_batch={self._max_batch} has no effect: only captured steps of tier 1 have rows.")
+        if self._warmup_buckets is not None and not self._bucketed:
+            notes.append("engine.warmup_buckets has no effect: only the single-row kernels prefill by buckets.")
+        return notes
+
 
 def _check_options(max_batch: int, warmup_buckets: Sequence[int] | None) -> None:
     if not isinstance(max_batch, int) or not 1 <= max_batch <= MAX_BATCH:
         raise UsageError(f"engine.max_batch={max_batch} must lie between 1 and {MAX_BATCH}.")
+    if isinstance(warmup_buckets, str) or not isinstance(warmup_buckets, Sequence | None):
+        raise UsageError(
+            f"engine.warmup_buckets={warmup_buckets} must be a list of prompt lengths, such as [128,1024]."
+        )
     for bucket in warmup_buckets or ():
         if not isinstance(bucket, int) or bucket < 1:
             raise UsageError(f"engine.warmup_buckets holds {bucket}: prompt lengths are whole numbers of at least 1.")

@@ -38,11 +38,13 @@ class ModuleClosure:
         self._capture_s: float | None = None
         self._cache: ModuleCache | None = None
         self._captured: StaticStep | None = None
+        self._batched = False
         self._refusal = refusal or self._try_capture(capacity)
         self._step: ModuleStep = EagerStep(module) if self._captured is None else self._captured
 
     def generate(self, requests: Sequence[Request], emit: Emit) -> list[FinishReason]:
         """As `Engine.generate`; one request after another."""
+        self._batched |= len(requests) > 1
         return [
             emit_row(row, request, self._tokens(request), self._facts.eos_ids, emit)
             for row, request in enumerate(requests)
@@ -67,7 +69,7 @@ class ModuleClosure:
             "kernel_set": "Transformers",
             "compile_s": self._capture_s,
             "kv_cache_bytes": None if self._cache is None else self._cache.nbytes,
-            "notes": ["Requests of a batch run one after another: this tier has one row."],
+            "notes": ["Requests of a batch ran one after another: this tier has one row."] if self._batched else [],
             "paths": {},
         }
 
@@ -105,7 +107,8 @@ class ModuleClosure:
             step.prefill(prompt)
             step.capture()
             reason = difference(self._module, cache, expected, forced_logits(step, prompt, forced))
-        except (EngineError, RuntimeError, TypeError, ValueError) as error:
+        except (ArithmeticError, AssertionError, AttributeError, EngineError, LookupError, RuntimeError, TypeError,
+                ValueError) as error:  # fmt: skip
             # What a foreign module does in a capture, or makes of an attention that it does not know, is one of these.
             reason = str(error).strip().partition("\n")[0]
         if reason is not None:

@@ -10,7 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, supported_activities
 
 
-def kernel_times(run: Callable[[], None], *, repeats: int) -> list[dict[str, Any]]:
+def kernel_times(run: Callable[[], object], *, repeats: int) -> list[dict[str, Any]]:
     """What `run` launches on CUDA devices, the longest first; empty where the profiler sees no kernel.
 
     Each entry has `kernel` (its name), `calls` (in one run) and `us` (device microseconds of all of them in one run,

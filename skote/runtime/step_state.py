@@ -50,7 +50,7 @@ class StepState:
 
     def choose_by(self, row: int, sampling: Sampling) -> None:
         """Choose the row's tokens as `sampling` says, from its next step on."""
-        self.temperature[row].fill_(sampling.temperature)
+        self.temperature[row].fill_(min(sampling.temperature, torch.finfo(torch.float32).max))
         self.top_k[row].fill_(sampling.top_k)
         self.top_p[row].fill_(sampling.top_p)
         self.seed[row].fill_((sampling.seed + 2**63) % 2**64 - 2**63)  # its 64 bits, as int64 holds them
@@ -66,6 +66,10 @@ class StepState:
             (self.seed, other.seed),
         ):
             mine[row].copy_(theirs[0])
+
+    def idle_all(self) -> None:
+        """Leave every row out, until it is fed or taken."""
+        self.position.fill_(-1)
 
     def idle(self, row: int) -> None:
         """Leave the row out of the steps to come."""

@@ -159,3 +159,16 @@ def test_of_many_timed_outputs_a_sample_is_forced_and_every_one_of_the_candidate
         cheating = judge.settle(requests, {"candidate": outputs | {request_id: (1, 1, 0)}, "baseline": outputs})
         assert not cheating["passed"]
         assert f"first candidate {request_id}" in cheating["sentence"]
+
+
+def test_a_baseline_that_does_not_repeat_its_bits_is_given_its_own_error_and_the_candidate_is_not():
+    """Both arms' logits are 0.3 off the truth where their output trails by 0.5."""
+    rough = np.array([[9.0, 8.5], [1.0, 1.0005], [3.0, 0.0]], dtype=np.float32)
+    truth = rough + np.array([[-0.3, 0.0], [0.0, 0.0], [0.0, 0.0]], dtype=np.float32)
+    inconsistent = {}
+    for name in ("candidate", "baseline"):
+        arms = [Arm(each, {"a": (1, 1, 0) if each == name else (0, 1, 0)}, rough) for each in ("candidate", "baseline")]
+        judge = gate(*arms, lambda: nullcontext(Arm("reference", {}, truth)))
+        inconsistent[name] = "not what the arm's own logits choose" in judge.probe(REQUESTS[:1])["sentence"]
+
+    assert inconsistent == {"baseline": False, "candidate": True}

@@ -116,6 +116,15 @@ def test_what_a_greedy_reader_may_choose(best, second, dtype, allowed):
     assert are_choices(logits, (1,), dtype) is allowed
 
 
+@pytest.mark.parametrize(("second", "allowed"), [(7.65, True), (7.55, False)])
+def test_a_choice_may_trail_by_twice_the_rows_own_error_where_the_truth_is_known(second, allowed):
+    logits = np.array([[8.0, second, 0.0]], dtype=np.float32)
+    truth = logits + np.array([[0.0, 0.0, -0.2]], dtype=np.float32)
+
+    assert not are_choices(logits, (1,), "bf16")
+    assert are_choices(logits, (1,), "bf16", truth) is allowed
+
+
 def _noisy(scale, requests=40, positions=8, vocab=50):
     rng = np.random.default_rng(0)
     found = []

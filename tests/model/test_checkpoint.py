@@ -11,9 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from skote.model.checkpoint import load_tensors, random_tensor
+from skote.model.checkpoint import fill_random, load_tensors
 from skote.model.fingerprint import fingerprint
 from skote.model.llama import load_spec
+from skote.model.spec import DecoderSpec
+from skote.model.weights import load_weights
 from skote.types import CheckpointError
 
 CPU = torch.device("cpu")
@@ -22,8 +24,18 @@ UP = "model.layers.1.mlp.up_proj.weight"
 
 def read(directory: Path, pad_id: int = 0, **changes: Any) -> dict[str, torch.Tensor]:
     spec = load_spec(directory).with_token(pad_id)
-    options = {"dtype": torch.float32, "device": CPU, "random_seed": None} | changes
-    return dict(load_tensors(directory, spec, **options))
+    return dict(load_tensors(directory, spec, **{"dtype": torch.float32} | changes))
+
+
+def drawn(name: str, shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    place = torch.empty(shape, dtype=dtype)
+    fill_random(place, name, seed)
+    return place
+
+
+def random_weights(directory: Path, spec: DecoderSpec) -> dict[str, torch.Tensor]:
+    weights = load_weights(directory, spec, dtype=torch.float32, device=CPU, random_seed=4)
+    return dict(weights.named(spec))
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
@@ -97,7 +109,7 @@ def test_added_tokens_are_rows_of_zeros(make_checkpoint: Callable[..., Path]) ->
 
 def test_random_tensors_depend_on_seed_and_name_alone() -> None:
     def draw(name: str, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return random_tensor(name, (300, 40), dtype=dtype, device=CPU, seed=seed)
+        return drawn(name, (300, 40), seed, dtype)
 
     torch.manual_seed(1)
     first = draw("a", 5)
@@ -112,9 +124,7 @@ def test_random_tensors_depend_on_seed_and_name_alone() -> None:
 
 
 def test_random_norms_are_ones_and_biases_are_drawn() -> None:
-    norm, bias = (
-        random_tensor(name, (700,), dtype=torch.float16, device=CPU, seed=5) for name in ("norm.weight", "q_proj.bias")
-    )
+    norm, bias = (drawn(name, (700,), 5, torch.float16) for name in ("norm.weight", "q_proj.bias"))
 
     assert norm.eq(1).all()
     assert float(bias.float().std()) == pytest.approx(0.02, rel=0.1)
@@ -126,15 +136,15 @@ def test_random_weights_need_no_files_and_are_cut_by_layers(
     (tmp_path / "config.json").write_bytes((make_checkpoint() / "config.json").read_bytes())
     spec = load_spec(tmp_path)
 
-    whole = dict(load_tensors(tmp_path, spec, dtype=torch.float32, device=CPU, random_seed=4))
-    first = dict(load_tensors(tmp_path, spec.with_layers(1), dtype=torch.float32, device=CPU, random_seed=4))
+    whole, first = (random_weights(tmp_path, each) for each in (spec, spec.with_layers(1)))
 
     assert whole.keys() == spec.tensor_shapes().keys()
     assert same(first, {name: tensor for name, tensor in whole.items() if "layers.1." not in name})
 
 
 def test_an_added_token_leaves_random_weights_as_they_were(make_checkpoint: Callable[..., Path]) -> None:
-    plain, grown = read(make_checkpoint(), random_seed=4), read(make_checkpoint(), pad_id=96, random_seed=4)
+    spec = load_spec(make_checkpoint())
+    plain, grown = (random_weights(make_checkpoint(), each) for each in (spec, spec.with_token(96)))
 
     assert grown["lm_head.weight"][:96].equal(plain["lm_head.weight"])
     assert grown["lm_head.weight"][96:].eq(0).all()

@@ -1,13 +1,11 @@
-"""The static cache: its shape, its bytes, and which requests fit."""
+"""The static cache: its shape and its bytes."""
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from skote.model.spec import DecoderSpec, RopeSpec
 from skote.runtime.cache import StaticCache
-from skote.types import CapacityError
 
 SPEC = DecoderSpec(
     vocab=10,
@@ -39,14 +37,3 @@ def test_one_pair_of_tensors_a_layer_with_a_slot_to_spare() -> None:
         assert keys.data_ptr() != values.data_ptr()
     a_row = sum(keys[0].nbytes + values[0].nbytes for keys, values in made.layers)
     assert a_row == SPEC.kv_bytes_per_token(2) * 10
-
-
-@pytest.mark.parametrize(("prompt", "new"), [(1, 9), (9, 1), (5, 5), (1, 1)])
-def test_the_last_token_needs_no_position(prompt: int, new: int) -> None:
-    cache(9).check_fits("r", prompt, new)
-
-
-@pytest.mark.parametrize(("prompt", "new", "needed"), [(1, 10, 10), (10, 1, 10), (500, 500, 999)])
-def test_what_does_not_fit_is_refused_with_the_numbers(prompt: int, new: int, needed: int) -> None:
-    with pytest.raises(CapacityError, match=f"'r' needs {needed} positions .{prompt} prompt .* {new} .* holds 9"):
-        cache(9).check_fits("r", prompt, new)

@@ -176,6 +176,11 @@ class TestScore:
         with pytest.raises(CapacityError, match="needs 9 positions"):
             engine.score(greedy(prompt(5), 1), prompt(5))
 
+    @pytest.mark.parametrize("token", [-1, 96])
+    def test_forced_tokens_beyond_the_vocabulary_are_refused(self, engine: SkotergyEngine, token: int) -> None:
+        with pytest.raises(CapacityError, match="a token id outside the vocabulary of 96"):
+            engine.score(greedy(prompt(5), 1), (3, token))
+
     def test_no_forced_tokens_are_refused(self, engine: SkotergyEngine) -> None:
         with pytest.raises(RequestError, match="at least 1, got 0"):
             engine.score(greedy(prompt(5), 1), ())
@@ -248,8 +253,12 @@ class TestLimits:
 
 
 class TestOptions:
-    def test_the_rows_of_a_step_are_recorded(self, make_checkpoint: Make) -> None:
-        assert build(make_checkpoint(), max_batch=16).describe()["max_batch"] == 16
+    def test_options_that_have_no_effect_here_are_noted(self, make_checkpoint: Make) -> None:
+        described = build(make_checkpoint(), max_batch=16, warmup_buckets=[64]).describe()
+
+        assert described["max_batch"] == 1
+        assert [note.split()[0] for note in described["notes"]] == ["engine.max_batch=16", "engine.warmup_buckets"]
+        assert build(make_checkpoint()).describe()["notes"] == []
 
     @pytest.mark.parametrize("rows", [0, 17, -1, "two"])
     def test_other_numbers_of_rows_are_refused(self, make_checkpoint: Make, rows: object) -> None:
@@ -261,6 +270,11 @@ class TestOptions:
         build(make_checkpoint(), warmup_buckets=[1, 128])
         with pytest.raises(UsageError, match=rf"engine\.warmup_buckets holds {bucket}"):
             build(make_checkpoint(), warmup_buckets=[32, bucket])
+
+    @pytest.mark.parametrize("buckets", [256, "256"])
+    def test_buckets_are_a_list(self, make_checkpoint: Make, buckets: object) -> None:
+        with pytest.raises(UsageError, match=r"engine\.warmup_buckets=256 must be a list of prompt lengths"):
+            build(make_checkpoint(), warmup_buckets=buckets)
 
     def test_a_context_from_free_memory_is_the_models_where_there_is_plenty(self, make_checkpoint: Make) -> None:
         assert build(make_checkpoint(), max_model_len="auto").describe()["max_model_len"] == 64
