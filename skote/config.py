@@ -79,6 +79,7 @@ class RouterConfig:
     policy: str = "round_robin"
     max_concurrency_per_device: int = 1
     microbatch_window_ms: float = 0.0
+    microbatch_max: int = 8
 
 
 @dataclass

@@ -46,7 +46,8 @@ class Arm:
     def describe(self) -> dict[str, Any]:
         """The manifest's entry for this arm."""
         infos = [replica.call("describe") for replica in self.replicas]
-        peaks = [replica.call("peak_memory") for replica in self.replicas]
+        asked = [replica.call("peak_memory") for replica in self.replicas]
+        peaks = [each.result() for each in asked]
         return {
             "engine": self.engine,
             "replicas": [
@@ -54,7 +55,8 @@ class Arm:
                     "device": replica.device,
                     "load_s": load_s,
                     "warmup_s": warmup_s,
-                    "peak_memory_bytes": sum(peak.result().values()),
+                    "peak_memory_bytes": peak["host_bytes"],
+                    "peak_device_memory_bytes": peak["device_bytes"] or None,
                     "info": info.result(),
                 }
                 for replica, load_s, warmup_s, info, peak in zip(
@@ -109,6 +111,7 @@ def start_arm(
             router.policy,
             max_concurrency_per_device=router.max_concurrency_per_device,
             microbatch_window_ms=router.microbatch_window_ms,
+            microbatch_max=router.microbatch_max,
         )
     )
     return Arm(name, config.name, replicas, dispatcher, load_s)

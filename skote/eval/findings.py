@@ -40,6 +40,7 @@ def find(measured: Measured, manifest: dict[str, Any]) -> list[Finding]:
         *machine_findings(measured, manifest),
         *physics_findings(measured, manifest),
         *_slow_paths(manifest),
+        *_late_captures(manifest),
     ]
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
 
@@ -345,6 +346,19 @@ def _slow_paths(manifest: dict[str, Any]) -> Iterator[Finding]:
         notes = [note for replica in content["replicas"] for note in replica["info"].get("notes", [])]
         for note in dict.fromkeys(notes):
             yield Finding("warning", "slow_path", arm, None, f"A slow path ran in the {arm} arm: {note}")
+
+
+def _late_captures(manifest: dict[str, Any]) -> Iterator[Finding]:
+    """What was captured or allocated while requests ran: it stood in somebody's latency."""
+    for arm in manifest["arms"]:
+        infos = [replica["info"] for replica in _replicas(manifest, arm)]
+        for key, what in (("captures_after_warmup", "captured graphs"), ("allocations_after_warmup", "device memory")):
+            count = sum(info.get(key, 0) for info in infos)
+            if count:
+                verb = "captured" if key.startswith("captures") else "allocated"
+                yield Finding(
+                    "warning", key, count, 0, f"The {arm} arm {verb} {what} {count} time(s) after its warm-up."
+                )
 
 
 def _replicas(manifest: dict[str, Any], arm: str) -> list[dict[str, Any]]:

@@ -92,17 +92,29 @@ def plan_run(settings: RunConfig, directory: Path, progress: RunProgress, *, com
     elif compare:
         arms["baseline"] = EngineConfig.of(settings.compare)
     plan = Plan(settings, source, spec, devices, workload, codec, arms, stop)
-    modelled = sum(config._target_ != SIMULATED._target_ for config in arms.values())
+    modelled = [config for config in arms.values() if config._target_ != SIMULATED._target_]
+    positions = plan.model_options["max_model_len"]
     compared = len(arms) == 2 and settings.measure.parity and settings.dtype.name != "fp32"
     check_memory(
         spec,
         settings.dtype.name,
         devices,
-        arms=modelled,
-        positions=plan.model_options["max_model_len"],
+        caches=[_cache_positions(config, positions, alone=len(modelled) == 1) for config in modelled],
         reference=compared,
     )
     return plan
+
+
+def _cache_positions(config: EngineConfig, positions: int, *, alone: bool) -> int:
+    """The positions of an arm's cache, of all its rows; `positions` where its own options do not say."""
+    own = config.options.get("max_model_len")
+    if own == "auto" and not alone:
+        raise UsageError(
+            "engine.max_model_len=auto takes what the device has left, which two arms cannot both do: give a number, "
+            "or compare=none."
+        )
+    rows = config.options.get("max_batch")
+    return (own if isinstance(own, int) else positions) * (rows if isinstance(rows, int) else 1)
 
 
 def model_source(config: ModelConfig, directory: Path, progress: RunProgress) -> ModelSource:

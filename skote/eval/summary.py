@@ -102,6 +102,7 @@ def _arm(measured: Measured, arm: str, manifest: dict[str, Any]) -> dict[str, An
         "roofline": roofline(measured, arm, manifest),
         "step_kernels": step_kernels(manifest, arm),
         "peak_memory_bytes": [replica["peak_memory_bytes"] for replica in replicas],
+        "peak_device_memory_bytes": [replica.get("peak_device_memory_bytes") for replica in replicas],
         "load_s": [replica["load_s"] for replica in replicas],
         "compile_s": [replica["info"].get("compile_s") for replica in replicas],
     }

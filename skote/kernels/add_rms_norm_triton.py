@@ -1,6 +1,7 @@
-"""Between two projections of a prefill: the residual add and the next RMSNorm, in one pass over each row.
+"""Between two projections of many rows: the residual add and the next RMSNorm, in one pass over each row.
 
-x += delta;   out = x / sqrt(mean(x^2) + eps) * norm, rounded once to the weights' dtype
+x += sum over p of delta[p], in their order
+out = x / sqrt(mean(x^2) + eps) * norm, rounded once to the weights' dtype
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -10,6 +11,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from skote.kernels.launch import MAX_COLUMNS, check_tensors, padded
 from skote.kernels.rms_norm import rms_norm_reference
@@ -21,46 +23,65 @@ def add_rms_norm_reference(
 ) -> None:
     """The same in framework ops; arguments as `add_rms_norm`."""
     if delta is not None:
-        x += delta.float()
+        for part in delta.view(-1, *x.shape):
+            x += part.float()
     out.copy_(rms_norm_reference(x, norm, eps))
 
 
 @triton.jit
 def add_rms_norm_kernel(
     x_ptr,
-    delta_ptr,  # not read without ADD
+    delta_ptr,  # [PARTS, rows, hidden]
     norm_ptr,
     out_ptr,
     hidden,
     eps,
     BLOCK: tl.constexpr,  # a power of two, at least `hidden`
-    ADD: tl.constexpr,
+    PARTS: tl.constexpr,  # 0: delta is not read
+    PDL: tl.constexpr,
 ):
-    """Grid: (rows,). One program a row, the whole row in registers."""
+    """Grid: (rows,). One program a row, the whole row in registers. Before the wait: the norm's weights."""
+    if PDL:
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64) * hidden
     columns = tl.arange(0, BLOCK)
     inside = columns < hidden
-    x = tl.load(x_ptr + row + columns, mask=inside, other=0.0)
-    if ADD:
-        x += tl.load(delta_ptr + row + columns, mask=inside, other=0.0).to(tl.float32)
-        tl.store(x_ptr + row + columns, x, mask=inside)
     norm = tl.load(norm_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_wait()
+    x = tl.load(x_ptr + row + columns, mask=inside, other=0.0, eviction_policy="evict_last")
+    for part in tl.static_range(PARTS):
+        places = delta_ptr + (part * tl.num_programs(0) * hidden + row + columns)
+        x += tl.load(places, mask=inside, other=0.0, eviction_policy="evict_last").to(tl.float32)
+    if PARTS > 0:
+        tl.store(x_ptr + row + columns, x, mask=inside)
     scale = tl.rsqrt(tl.sum(x * x, axis=0) / hidden + eps)
     tl.store(out_ptr + row + columns, (x * scale * norm).to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def add_rms_norm(
-    x: torch.Tensor, delta: torch.Tensor | None, norm: torch.Tensor, out: torch.Tensor, *, eps: float
+    x: torch.Tensor, delta: torch.Tensor | None, norm: torch.Tensor, out: torch.Tensor, *, eps: float, pdl: bool
 ) -> None:
-    """Launch the kernel: `x` [rows, hidden] fp32, in place; `delta`, `out` alike in any float dtype; `norm` [hidden].
+    """Launch the kernel.
+
+    Args:
+        x: `[rows, hidden]`, fp32, in place.
+        delta: `[rows, hidden]` or `[parts, rows, hidden]`, in any float dtype, or None: nothing is added.
+        norm: `[hidden]`.
+        out: `[rows, hidden]`, in any float dtype, written.
+        pdl: let the next kernel start early; it has to wait before what it reads.
 
     Raises:
         TypeError, ValueError: what `check_tensors` refuses, shapes that do not match, or rows beyond `MAX_COLUMNS`.
     """
     rows, hidden = x.shape
     check_tensors("add_rms_norm", x=x, norm=norm, out=out, delta=x if delta is None else delta)
-    if out.shape != x.shape or norm.shape != (hidden,) or (delta is not None and delta.shape != x.shape):
-        raise ValueError(f"add_rms_norm: x {tuple(x.shape)}, norm {tuple(norm.shape)}, out {tuple(out.shape)} differ.")
+    parts = 0 if delta is None else 1 if delta.ndim == 2 else delta.shape[0]
+    if out.shape != x.shape or norm.shape != (hidden,) or (delta is not None and delta.shape[-2:] != x.shape):
+        raise ValueError(
+            f"add_rms_norm: x {tuple(x.shape)}, delta {None if delta is None else tuple(delta.shape)}, norm "
+            f"{tuple(norm.shape)} and out {tuple(out.shape)} do not belong together."
+        )
     if hidden > MAX_COLUMNS:
         raise ValueError(f"add_rms_norm: rows of {hidden} elements; the kernel takes 1 to {MAX_COLUMNS}.")
     add_rms_norm_kernel[(rows,)](
@@ -71,6 +92,8 @@ def add_rms_norm(
         hidden,
         eps,
         BLOCK=padded(hidden),
-        ADD=delta is not None,
+        PARTS=parts,
+        PDL=pdl,
         num_warps=launch_shape(hidden)[1],
+        launch_pdl=pdl,
     )

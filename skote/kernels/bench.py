@@ -20,7 +20,7 @@ from skote.kernels.add_rms_norm_triton import add_rms_norm
 from skote.kernels.attention import decode_attention
 from skote.kernels.bench_steps import Shape, multi_row_ops, single_row_ops
 from skote.kernels.flash_decode_triton import flash_decode
-from skote.kernels.launch import MAX_ROWS
+from skote.kernels.launch import ROW_TILES
 from skote.kernels.linear import matvec
 from skote.kernels.read_bandwidth import read_bandwidth, replayed
 from skote.kernels.rms_norm import rms_norm_reference
@@ -66,7 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reads, copies = Ceiling("read", rate), Ceiling("copy", copy_bandwidth())
         name = torch.cuda.get_device_name()
         sys.stdout.write(f"{name}: reads {reads.rate / 1e12:.2f} TB/s, copies {copies.rate / 1e12:.2f} TB/s\n")
-        for batch, ops in ((1, single_row_ops(shape, EPS)), (MAX_ROWS, multi_row_ops(shape, EPS))):
+        for batch in (1, ROW_TILES[0], ROW_TILES[-1]):
+            ops = single_row_ops(shape, EPS) if batch == 1 else multi_row_ops(shape, batch)
             _head(reads)
             for op, rows, columns, run in ops:
                 _projection(op, run, (rows, columns), batch, reads, compiled=compiled)
@@ -93,7 +94,7 @@ def _projection(op: str, ours: Op, shape: tuple[int, int], batch: int, ceiling: 
     ways: dict[str, Op] = {"triton": ours, "torch": partial(F.linear, x)}
     if compiled:
         ways["torch.compile"] = partial(torch.compile(matvec if batch == 1 else F.linear, dynamic=False), x)
-    _compare(f"{op} {rows}x{columns}", size, ways, copies, ceiling)
+    _compare(f"{op} {rows}x{columns}" + (f" x{batch}" if batch > 1 else ""), size, ways, copies, ceiling)
 
 
 def _attention(shape: Shape, positions: int, ceiling: Ceiling, *, compiled: bool) -> None:
@@ -144,7 +145,7 @@ def _norm(hidden: int, ceiling: Ceiling, *, compiled: bool) -> None:
         ways["torch.compile"] = partial(torch.compile(rms_norm_reference, dynamic=False), weight=weight, eps=EPS)
     _compare(f"rms_norm {NORM_ROWS}x{hidden}", size, ways, copies, ceiling)
     add: dict[str, Op] = {
-        "triton": lambda delta: add_rms_norm(wide, delta, weight, out, eps=EPS),
+        "triton": lambda delta: add_rms_norm(wide, delta, weight, out, eps=EPS, pdl=False),
         "torch": lambda delta: out.copy_(eager(wide.add_(delta))),
     }
     _compare(f"add_rms_norm {NORM_ROWS}x{hidden}", 3 * size, add, copies, ceiling)

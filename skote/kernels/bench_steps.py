@@ -11,11 +11,11 @@ from skote.kernels.gate_up_gemm_triton import gate_up_gemm
 from skote.kernels.gate_up_gemv_triton import gate_up_gemv
 from skote.kernels.head_gemm_triton import head_gemm
 from skote.kernels.head_gemv_triton import head_gemv
-from skote.kernels.launch import MAX_ROWS
+from skote.kernels.launch import GemmTile
 from skote.kernels.qkv_gemm_triton import qkv_gemm
 from skote.kernels.qkv_gemv_triton import qkv_gemv
-from skote.kernels.residual_gemm_triton import residual_gemm
 from skote.kernels.residual_gemv_triton import residual_gemv
+from skote.kernels.split_gemm_triton import split_gemm
 from skote.kernels.tiles import batch_tiles, step_tiles
 
 
@@ -87,31 +87,28 @@ def single_row_ops(shape: Shape, eps: float) -> list[Projection]:
     return _projections(shape, "gemv", qkv, o, gate_up, down, head)
 
 
-def multi_row_ops(shape: Shape, eps: float) -> list[Projection]:
-    """The kernels for 16 rows, with programmatic dependent launch on."""
-    tiles = batch_tiles(shape.hidden, shape.intermediate)
+def multi_row_ops(shape: Shape, rows: int) -> list[Projection]:
+    """The kernels for `rows` rows, with programmatic dependent launch on."""
+    tiles = batch_tiles(shape.hidden, shape.intermediate, shape.head_dim, rows)
     page = tiles.attention.page
-    room = _Room(shape, MAX_ROWS, page, tiles.head.rows)
-    x, norm = room.x, room.norm
+    room = _Room(shape, rows, page, tiles.head.rows)
+    normed = room.x.bfloat16()
 
     def qkv(weight: torch.Tensor) -> None:
         place = room.cos, room.sin, room.positions, room.table
-        qkv_gemm(x, norm, weight, *place, room.q, room.k, room.v, eps=eps, page=page, tile=tiles.qkv, pdl=True)
+        qkv_gemm(normed, weight, *place, room.q, room.k, room.v, page=page, tile=tiles.qkv, pdl=True)
 
-    def o(weight: torch.Tensor) -> None:
-        residual_gemm(x, room.attended, weight, tile=tiles.o, pdl=True)
+    def split(h: torch.Tensor, tile: GemmTile) -> Callable[[torch.Tensor], None]:
+        partials = torch.empty(tile.splits, rows, shape.hidden, device="cuda")
+        return lambda weight: split_gemm(h, weight, partials, tile=tile, pdl=True)
 
     def gate_up(weight: torch.Tensor) -> None:
-        gate_up_gemm(x, norm, weight, room.h, eps=eps, tile=tiles.gate_up, pdl=True)
-
-    def down(weight: torch.Tensor) -> None:
-        residual_gemm(x, room.h, weight, tile=tiles.down, pdl=True)
+        gate_up_gemm(normed, weight, room.h, tile=tiles.gate_up, pdl=True)
 
     def head(weight: torch.Tensor) -> None:
-        chosen = room.best, room.first
-        head_gemm(x, norm, weight, room.logits, *chosen, eps=eps, tile=tiles.head, pdl=True)
+        head_gemm(normed, weight, room.logits, room.best, room.first, tile=tiles.head, pdl=True)
 
-    return _projections(shape, "gemm", qkv, o, gate_up, down, head)
+    return _projections(shape, "gemm", qkv, split(room.attended, tiles.o), gate_up, split(room.h, tiles.down), head)
 
 
 def _projections(shape: Shape, kind: str, *runs: Callable[[torch.Tensor], None]) -> list[Projection]:

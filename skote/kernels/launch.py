@@ -22,6 +22,9 @@ MAX_COLUMNS = 32768
 MAX_ROWS = 16
 """Rows of a multi-row step, all of them always computed: one shape of every product, so one rounding of every row."""
 
+ROW_TILES = (MAX_ROWS, 32, 64, 128)
+"""Rows that a multi-row kernel takes: those of a step, or the tokens of a short prompt."""
+
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -34,16 +37,16 @@ class Tile(NamedTuple):
 
 class GemmTile(NamedTuple):
     """How a multi-row kernel is cut: `rows` of the matrix a program (a power of two of at least 16), `block` columns at
-    once, of which `stages` blocks are in flight, and its warps.
+    once (a power of two), of which `stages` blocks are in flight, its warps, and into how many parts columns are split.
 
-    A block is a power of two of at least 64 columns a warp, so that of the norm, too, each thread copies four bytes and
-    the loop can be pipelined; in fp32 it is half as many columns, which are as many bytes.
+    In fp32 a block is half as many columns, which are as many bytes.
     """
 
     rows: int
     block: int
     stages: int
     warps: int
+    splits: int = 1
 
     def columns(self, dtype: torch.dtype) -> int:
         """Columns at once of a matrix of this `dtype`."""
@@ -82,13 +85,34 @@ def check_matrix(op: str, weight: torch.Tensor, rows: int | None, columns: int) 
         raise ValueError(f"{op}: rows of {columns} elements; the kernel takes 1 to {MAX_COLUMNS}.")
 
 
-def check_rows(op: str, **tensors: torch.Tensor) -> None:
-    """Raises:
-    ValueError: one of `tensors` has not `MAX_ROWS` rows.
+def check_rows(op: str, rows: int, **tensors: torch.Tensor) -> None:
+    """Check that a multi-row kernel takes `rows` rows, and that all `tensors` have as many.
+
+    Raises:
+        ValueError: `rows` is none of `ROW_TILES`, or a tensor has another number.
     """
+    if rows not in ROW_TILES:
+        raise ValueError(f"{op}: {rows} rows; the kernel takes {', '.join(map(str, ROW_TILES))}.")
     for name, tensor in tensors.items():
-        if tensor.ndim == 0 or tensor.shape[0] != MAX_ROWS:
-            raise ValueError(f"{op}: {name} has shape {tuple(tensor.shape)}, expected {MAX_ROWS} rows.")
+        if tensor.ndim == 0 or tensor.shape[0] != rows:
+            raise ValueError(f"{op}: {name} has shape {tuple(tensor.shape)}, expected {rows} rows.")
+
+
+def check_operand(op: str, weight: torch.Tensor, **operand: torch.Tensor) -> None:
+    """Raises:
+    TypeError: the `operand` that a matrix instruction multiplies `weight` with is of another dtype.
+    """
+    for name, tensor in operand.items():
+        if tensor.dtype != weight.dtype:
+            raise TypeError(f"{op}: {name} is {tensor.dtype}, the weight {weight.dtype}; they must be alike.")
+
+
+def check_unsplit(op: str, tile: GemmTile) -> None:
+    """Raises:
+    ValueError: `tile` splits the columns; only `split_gemm` does.
+    """
+    if tile.splits != 1:
+        raise ValueError(f"{op}: the tile splits the columns in {tile.splits}; the kernel takes a tile with splits=1.")
 
 
 def check_tile(op: str, tile: Tile | GemmTile, rows: int) -> None:

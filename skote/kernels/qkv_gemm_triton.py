@@ -1,9 +1,10 @@
-"""The head of a decoder layer, for 16 rows: RMSNorm, fused q/k/v projection, RoPE, and the write to the KV cache.
+"""The head of a decoder layer, for 16 to 128 rows: fused q/k/v projection, RoPE, and the write to the KV cache.
 
-    n = x / sqrt(mean(x^2) + eps) * norm;   q | k | v = W n;   q, k rotated at the row's position;   cache[slot] = k, v
+    q | k | v = W n;   q, k rotated at the row's position;   cache[slot] = k, v
 
-Position p of row r lives in slot table[r, p // PAGE] * PAGE + p % PAGE of every head. A row with a negative position is
-idle: it leaves the cache alone. As in `qkv_gemv`, a program takes both halves of its rotated pairs.
+n is normalised already (`add_rms_norm`). Position p of row r lives in slot table[r, p // PAGE] * PAGE + p % PAGE of
+every head. A row with a negative position is idle: it leaves the cache alone. As in `qkv_gemv`, a program takes both
+halves of its rotated pairs.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -15,14 +16,21 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from skote.kernels.launch import GemmTile, check_matrix, check_rows, check_tensors, check_tile
-from skote.kernels.normed_rows_triton import ROWS, halves, normed_rows_dot
-from skote.kernels.qkv_gemv_triton import qkv_gemv_reference
+from skote.kernels.launch import (
+    GemmTile,
+    check_matrix,
+    check_operand,
+    check_rows,
+    check_tensors,
+    check_tile,
+    check_unsplit,
+)
+from skote.kernels.rope import apply_rope
+from skote.kernels.rows_dot_triton import halves, rows_dot
 
 
 def qkv_gemm_reference(
-    x: torch.Tensor,
-    norm: torch.Tensor,
+    normed: torch.Tensor,
     weight: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
@@ -32,18 +40,22 @@ def qkv_gemm_reference(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    eps: float,
     page: int,
 ) -> None:
-    """The same in framework ops, row by row; arguments as `qkv_gemm`. The q of idle rows is left as it is."""
-    for row in (positions >= 0).nonzero().flatten().tolist():
-        qkv_gemv_reference(x[row], norm, weight, cos, sin, positions[row], table[row], q[row], k, v, eps=eps, page=page)
+    """The same in framework ops, fp32 inside; arguments as `qkv_gemm`. The q of idle rows is left as it is."""
+    live = (positions >= 0).nonzero().flatten()
+    at = positions[live].long()
+    slots = table.expand(len(positions), -1)[live, at // page].long() * page + at % page
+    heads = (normed[live].float() @ weight.float().T).view(len(live), -1, q.shape[2])
+    new_q, new_k, new_v = heads.split((q.shape[1], k.shape[0], k.shape[0]), dim=1)
+    q[live] = apply_rope(new_q, cos[at, None], sin[at, None]).to(q.dtype)
+    k[:, slots] = apply_rope(new_k, cos[at, None], sin[at, None]).transpose(0, 1).to(k.dtype)
+    v[:, slots] = new_v.transpose(0, 1).to(v.dtype)
 
 
 @triton.jit
 def qkv_gemm_kernel(
-    x_ptr,
-    norm_ptr,
+    normed_ptr,
     weight_ptr,
     cos_ptr,
     sin_ptr,
@@ -52,10 +64,10 @@ def qkv_gemm_kernel(
     q_ptr,
     k_ptr,
     v_ptr,
-    eps,
     head_stride,  # elements from one head of the cache to the next
-    pages,  # of a row of the table
+    table_stride,  # entries from one row of the table to the next
     HIDDEN: tl.constexpr,
+    ROWS: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -82,12 +94,12 @@ def qkv_gemm_kernel(
     rotated = (head < HEADS + KV_HEADS) & (angles >= 0)
     cos = tl.load(cos_ptr + angles, mask=rotated, other=1.0)
     sin = tl.load(sin_ptr + angles, mask=rotated, other=0.0)
-    slot = tl.load(table_ptr + rows * pages + place // PAGE) * PAGE + place % PAGE
+    slot = tl.load(table_ptr + rows * table_stride + place // PAGE) * PAGE + place % PAGE
     if PDL:
         gdc_wait()
     both = tl.arange(0, 2 * PAIRS)
     taken = head * HEAD_DIM + tl.program_id(0) % (HALF // PAIRS) * PAIRS + both // PAIRS * HALF + both % PAIRS
-    low, high = halves(normed_rows_dot(x_ptr, norm_ptr, weight_ptr, taken, eps, HIDDEN, BLOCK, STAGES))
+    low, high = halves(rows_dot(normed_ptr, weight_ptr, taken, 0, HIDDEN, ROWS, BLOCK, STAGES, 1), ROWS)
     rotated_low = low * cos - high * sin
     rotated_high = high * cos + low * sin
     if head < HEADS:
@@ -107,8 +119,7 @@ def qkv_gemm_kernel(
 
 
 def qkv_gemm(
-    x: torch.Tensor,
-    norm: torch.Tensor,
+    normed: torch.Tensor,
     weight: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
@@ -118,7 +129,6 @@ def qkv_gemm(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    eps: float,
     page: int,
     tile: GemmTile,
     pdl: bool,
@@ -126,35 +136,38 @@ def qkv_gemm(
     """Launch the kernel.
 
     Args:
-        x: `[16, hidden]`, fp32, the residual stream.
-        norm, weight: `[hidden]` and `[(heads + 2 kv_heads) * head_dim, hidden]`.
+        normed: `[rows, hidden]`, in the weight's dtype, `rows` one of `ROW_TILES`.
+        weight: `[(heads + 2 kv_heads) * head_dim, hidden]`.
         cos, sin: `[positions, head_dim]`, fp32.
-        positions: int32 `[16]`, each row's newest position, negative where it is idle; not written by any kernel of the
-            same step before its last.
-        table: int32 `[16, pages]`, physical page of each logical one; those of idle rows are pages of the pool too.
-        q: `[16, heads, head_dim]`, written; what idle rows get means nothing.
+        positions: int32 `[rows]`, each row's newest position, negative where it is idle; not written by any kernel of
+            the same step before its last.
+        table: int32 `[rows, pages]`, physical page of each logical one; those of idle rows are pages of the pool too.
+            Or `[1, pages]`: all rows are positions of one request.
+        q: `[rows, heads, head_dim]`, written; what idle rows get means nothing. There may be no query heads.
         k, v: `[kv_heads, slots, head_dim]`, the pool of all rows; one slot of each head written for each live row.
-        tile: `rows` counts both halves of the pairs.
+        tile: `rows` counts both halves of the pairs, and divides `head_dim`; `splits` must be 1.
 
     Raises:
         TypeError, ValueError: what the checks of `launch` refuse, and shapes that do not match.
     """
-    check_tensors("qkv_gemm", x=x, norm=norm, weight=weight, cos=cos, sin=sin, positions=positions, table=table, q=q)
-    check_tensors("qkv_gemm", k=k, v=v)
-    check_rows("qkv_gemm", x=x, positions=positions, table=table, q=q)
-    (_, heads, head_dim), (kv_heads, slots, _) = q.shape, k.shape
-    hidden = x.shape[1]
-    rows = (heads + 2 * kv_heads) * head_dim
-    check_matrix("qkv_gemm", weight, rows, hidden)
+    check_tensors("qkv_gemm", normed=normed, weight=weight, cos=cos, sin=sin, positions=positions, table=table)
+    check_tensors("qkv_gemm", normed=normed, q=q, k=k, v=v)
+    (rows, heads, head_dim), (kv_heads, slots, _) = q.shape, k.shape
+    hidden, outputs = normed.shape[1], (heads + 2 * kv_heads) * head_dim
+    check_rows("qkv_gemm", rows, normed=normed, positions=positions)
+    check_matrix("qkv_gemm", weight, outputs, hidden)
+    check_operand("qkv_gemm", weight, normed=normed)
     check_tile("qkv_gemm", tile, head_dim)
+    check_unsplit("qkv_gemm", tile)
+    if table.ndim != 2 or table.shape[0] not in (1, rows):
+        raise ValueError(f"qkv_gemm: the table has shape {tuple(table.shape)}, expected 1 or {rows} rows of pages.")
     if k.shape != v.shape or k.shape[2] != head_dim or cos.shape != sin.shape or cos.shape[1] != head_dim:
         raise ValueError(
             f"qkv_gemm: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}, cos {tuple(cos.shape)} and "
             f"sin {tuple(sin.shape)} do not belong together."
         )
-    qkv_gemm_kernel[(rows // tile.rows,)](
-        x,
-        norm,
+    qkv_gemm_kernel[(outputs // tile.rows,)](
+        normed,
         weight,
         cos,
         sin,
@@ -163,10 +176,10 @@ def qkv_gemm(
         q,
         k,
         v,
-        eps,
         slots * head_dim,
-        table.shape[1],
+        table.shape[1] if table.shape[0] == rows else 0,
         HIDDEN=hidden,
+        ROWS=rows,
         HEADS=heads,
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,

@@ -1,7 +1,8 @@
 """How the kernels of a decode step are cut.
 
-Those of the single-row step were measured on an H200 with programmatic dependent launch on; those of the multi-row step
-are reasoned, not measured: a few hundred programs, and 64 KiB of weights in flight on a multiprocessor.
+Those of the single-row step were measured on an H200 with programmatic dependent launch on; those of the multi-row
+kernels are reasoned, not measured: programs that fill 132 multiprocessors about evenly, two or three of them at once on
+each, which together have 64 KiB of weights and more in flight.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 from typing import NamedTuple
 
 from skote.kernels.flash_decode_triton import Attention
-from skote.kernels.launch import GemmTile, Tile
+from skote.kernels.launch import MAX_ROWS, GemmTile, Tile
 
 
 class StepTiles(NamedTuple):
@@ -25,7 +26,7 @@ class StepTiles(NamedTuple):
 
 
 class BatchTiles(NamedTuple):
-    """The same for the multi-row step; its attention is cut alike whatever the positions in use."""
+    """The same for the multi-row kernels; their step's attention is cut alike whatever the positions in use."""
 
     qkv: GemmTile
     o: GemmTile
@@ -59,20 +60,29 @@ _SMALL = StepTiles(
 # One kernel and one tree of sums for every length: neither what else is in the batch nor how many positions the step
 # covers may show in a row's bits.
 _BATCH_ATTENTION = Attention(page=128, tiled=0, grouped=0, fold=32)
+_MANY_ROWS = 64  # from here on a block of rows has as many bytes as one of weights
 _LARGE_BATCH = BatchTiles(
     qkv=GemmTile(32, 256, 4, 4),
-    o=GemmTile(32, 256, 4, 4),
-    gate_up=GemmTile(64, 256, 3, 4),
-    down=GemmTile(32, 256, 4, 4),
-    head=GemmTile(64, 256, 3, 4),
+    o=GemmTile(64, 128, 4, 4, splits=4),
+    gate_up=GemmTile(64, 64, 5, 4),
+    down=GemmTile(64, 128, 4, 4, splits=4),
+    head=GemmTile(64, 128, 4, 4),
+    attention=_BATCH_ATTENTION,
+)
+_LARGE_MANY = BatchTiles(
+    qkv=GemmTile(64, 64, 6, 4),
+    o=GemmTile(64, 64, 4, 4, splits=4),
+    gate_up=GemmTile(128, 64, 3, 8),
+    down=GemmTile(64, 64, 4, 4, splits=4),
+    head=GemmTile(64, 64, 4, 4),
     attention=_BATCH_ATTENTION,
 )
 _SMALL_BATCH = BatchTiles(
-    qkv=GemmTile(16, 128, 4, 2),
-    o=GemmTile(16, 128, 4, 2),
-    gate_up=GemmTile(32, 128, 4, 2),
-    down=GemmTile(16, 128, 4, 2),
-    head=GemmTile(32, 128, 4, 2),
+    qkv=GemmTile(16, 64, 5, 4),
+    o=GemmTile(16, 64, 5, 4, splits=2),
+    gate_up=GemmTile(32, 64, 5, 4),
+    down=GemmTile(16, 64, 5, 4, splits=4),
+    head=GemmTile(64, 64, 5, 4),
     attention=_BATCH_ATTENTION,
 )
 
@@ -90,12 +100,13 @@ def step_tiles(hidden: int, intermediate: int) -> StepTiles:
     )
 
 
-def batch_tiles(hidden: int, intermediate: int) -> BatchTiles:
-    """The tiles of the multi-row step for a decoder of this width; those of small ones keep their few rows spread out.
-
-    A head has to be a multiple of `qkv.rows`.
+def batch_tiles(hidden: int, intermediate: int, head_dim: int, rows: int = MAX_ROWS) -> BatchTiles:
+    """The tiles of the multi-row kernels for `rows` rows and a decoder of this width. Small ones keep their few rows
+    spread out; that of qkv divides `head_dim`, a power of two.
     """
-    return _LARGE_BATCH if min(hidden, intermediate) > 1024 else _SMALL_BATCH
+    large = _LARGE_MANY if rows >= _MANY_ROWS else _LARGE_BATCH
+    tiles = large if min(hidden, intermediate) > 1024 else _SMALL_BATCH
+    return tiles._replace(qkv=tiles.qkv._replace(rows=min(tiles.qkv.rows, head_dim)))
 
 
 def _dividing(tile: Tile, rows: int) -> Tile:

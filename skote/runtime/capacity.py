@@ -18,25 +18,26 @@ DEFAULT_MAX_MODEL_LEN = 8192
 
 
 def check_memory(
-    spec: ModelFacts, dtype: str, devices: Sequence[str], *, arms: int, positions: int, reference: bool = False
+    spec: ModelFacts, dtype: str, devices: Sequence[str], *, caches: Sequence[int], reference: bool = False
 ) -> None:
-    """Check that weights and KV cache of `arms` arms, one replica of each on every device, fit side by side.
+    """Check that weights and KV cache of all arms, one replica of each on every device, fit side by side.
 
-    `reference` adds the fp32 weights that rounded dtypes are compared with, on the first device.
+    `caches` has the positions of each arm's cache, of all its rows. `reference` adds the fp32 weights that rounded
+    dtypes are compared with, on the first device.
 
     Raises:
         CapacityError: they do not; the sentence says what is needed and what there is.
     """
     element: int = getattr(torch, TORCH_DTYPES[dtype]).itemsize
-    replica = (spec.parameters + spec.kv_bytes_per_token(1) * positions) * element * HEADROOM
+    together = (len(caches) * spec.parameters + spec.kv_bytes_per_token(1) * sum(caches)) * element * HEADROOM
     for device, replicas in Counter(devices).items():
         beside = spec.parameters * 4 * HEADROOM if reference and device == devices[0] else 0.0
-        needed = replica * replicas * arms + beside
+        needed = together * replicas + beside
         there = available_bytes(device)
         if there is not None and needed > there:
             third = ", an fp32 reference" if beside else ""
             raise CapacityError(
-                f"The model does not fit: {needed / 1e9:.1f} GB ({dtype} weights and cache of {arms} arm(s) with "
+                f"The model does not fit: {needed / 1e9:.1f} GB ({dtype} weights and cache of {len(caches)} arm(s) with "
                 f"{replicas} replica(s){third}) on {device}, which has {there / 1e9:.1f} GB; use fewer layers "
                 "(model.layers=N), a smaller dtype, one arm (compare=none) or a larger device."
             )

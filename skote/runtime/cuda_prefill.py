@@ -1,8 +1,10 @@
 """Prefill of one row on CUDA: matrix products by cuBLAS, attention by cuDNN or flash, the rest in fused kernels.
 
 For the single-row set a prompt is one piece. Short prompts are bound by launches: they are padded to a bucket's length
-and replay that bucket's graph. For the multi-row set a prompt is cut into chunks of a fixed length, the last of them
-padded, so that what a position becomes depends on nothing that comes after it, the prompt's length included.
+and replay that bucket's graph. The shortest are bound by reading the weights, and may take the multi-row kernels: seven
+launches a layer, of which all but the attention overlap. For the multi-row set a prompt is cut into chunks of a fixed
+length, the last of them padded, so that what a position becomes depends on nothing that comes after it, the prompt's
+length included.
 
 Padding changes nothing: a token sees none that come after it, and the cache's slots behind the prompt are overwritten
 before they are read. Of the last layer only keys and values of all tokens are needed, and the output of the last token
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -22,11 +24,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
 from skote.kernels.add_rms_norm_triton import add_rms_norm
+from skote.kernels.launch import ROW_TILES
 from skote.kernels.rope_write_triton import rope_write
 from skote.kernels.silu_mul_triton import silu_mul_triton
+from skote.kernels.tiles import batch_tiles
 from skote.model.decoder import Decoder
 from skote.model.weights import LayerWeights
 from skote.runtime.cuda_graph import Choice, CudaStep, Launched
+from skote.runtime.gemm_chain import GemmChain
 from skote.runtime.paged_cache import PagedCache, Pool
 
 _BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
@@ -43,11 +48,24 @@ class CudaPrefill:
         step: a single-row step; its state is where the prefill ends.
         buckets: prompt lengths to capture, ascending; those beyond the cache's capacity are left out.
         chunk: cut prompts into chunks of this many tokens, of which the first is captured; it divides a row's slots.
+        short: buckets of up to this many tokens take the multi-row kernels, where these have as many rows.
+
+    Raises:
+        ValueError: `short` with a cache of several rows.
     """
 
     def __init__(
-        self, decoder: Decoder, cache: PagedCache, step: CudaStep, *, buckets: Sequence[int], chunk: int | None = None
+        self,
+        decoder: Decoder,
+        cache: PagedCache,
+        step: CudaStep,
+        *,
+        buckets: Sequence[int],
+        chunk: int | None = None,
+        short: int = 0,
     ) -> None:
+        if short and cache.rows > 1:
+            raise ValueError(f"CudaPrefill: short={short} with a cache of {cache.rows} rows; set short=0.")
         self._decoder = decoder
         self._cache = cache
         self._step = step
@@ -55,7 +73,8 @@ class CudaPrefill:
         self._chunk = chunk or cache.capacity
         captured = (chunk,) if chunk else tuple(bucket for bucket in buckets if bucket <= cache.capacity)
         self._ids = torch.zeros(max(captured, default=1), dtype=torch.int64, device=decoder.device)
-        self._graphs = [(n, *step.captured(partial(self._run, self._ids[:n], 0, 0))) for n in captured]
+        self._runs = [self._run_of(n, short) for n in captured]  # kept: the graphs write to what they hold
+        self._graphs = [(n, *step.captured(run)) for n, run in zip(captured, self._runs, strict=True)]
 
     def __call__(self, row: int, input_ids: Sequence[int], choice: Choice = Choice.GREEDY) -> int:
         """Queue the prefill of `input_ids`, which must fit, into a row of the cache; the mark of the token after them.
@@ -84,30 +103,67 @@ class CudaPrefill:
             launched = self._run(ids.to(self._decoder.device), start, row)
         self._decoder.paths.update(launched)
 
+    def _run_of(self, tokens: int, short: int) -> Callable[[], Launched]:
+        """What launches the prefill of a bucket of `tokens`."""
+        ids = self._ids[:tokens]
+        if tokens > short or tokens not in ROW_TILES:
+            return partial(self._run, ids, 0, 0)
+        spec, weights = self._decoder.spec, self._decoder.weights
+        tiles = batch_tiles(spec.hidden, spec.intermediate, spec.head_dim, tokens)
+        chain = GemmChain(spec, weights, tokens, tiles=tiles, page=self._cache.page, pdl=True)
+        positions = torch.arange(tokens, dtype=torch.int32, device=self._decoder.device)
+        return partial(self._run_short, ids, positions, chain)
+
+    def _run_short(self, ids: torch.Tensor, positions: torch.Tensor, chain: GemmChain) -> Launched:
+        """As `_run` for `ids` at `positions` from 0 on, by the kernels of `chain`, whose rows are the tokens."""
+        spec, weights, state = self._decoder.spec, self._decoder.weights, self._step.state
+        launched: Launched = Counter()
+        x, rope = weights.embed[ids].float(), (state.cos, state.sin)
+        *earlier, last = zip(weights.layers, self._cache.layers, strict=True)
+        for layer, pool in earlier:
+            before = chain.qkv(x, layer.attn_norm, layer.qkv, rope, positions, state.table, pool)
+            attended = _attended(chain.q, *(self._cache.of_row(each, 0, len(ids)) for each in pool))
+            launched.update((op, "triton") for op in (*before, *chain.mlp(x, attended, layer)))
+        layer, pool = last
+        keys_and_values = layer.qkv[spec.heads * spec.head_dim :]
+        before = chain.qkv(x, layer.attn_norm, keys_and_values, rope, positions, state.table, pool)
+        launched.update((op, "triton") for op in before)
+        return launched + self._end(x, 0)
+
     def _run(self, ids: torch.Tensor, start: int, row: int) -> Launched:
         """Launch everything for `ids` [tokens] from position `start` on; the step's position names the last in use."""
-        spec, weights, state = self._decoder.spec, self._decoder.weights, self._step.state
+        spec, weights = self._decoder.spec, self._decoder.weights
         launched: Launched = Counter()
         x = weights.embed[ids].float()
         normed = torch.empty_like(x, dtype=weights.embed.dtype)
         delta: torch.Tensor | None = None
         *earlier, last = zip(weights.layers, self._cache.layers, strict=True)
         for layer, pool in earlier:
-            add_rms_norm(x, delta, layer.attn_norm, normed, eps=spec.norm_eps)
+            add_rms_norm(x, delta, layer.attn_norm, normed, eps=spec.norm_eps, pdl=False)
             qkv = self._projected(normed, layer.qkv, pool, start)
-            attended = self._attended(qkv, pool, start, row)
-            del qkv
-            add_rms_norm(x, F.linear(attended, layer.o), layer.mlp_norm, normed, eps=spec.norm_eps)
+            q, k, v = torch.split(qkv, [spec.heads, spec.kv_heads, spec.kv_heads], dim=1)
+            if start:
+                k, v = (self._cache.of_row(each, row, start + len(ids)) for each in pool)
+            else:
+                k, v = k.transpose(0, 1), v.transpose(0, 1)
+            attended = _attended(q, k, v)
+            del qkv, q, k, v
+            add_rms_norm(x, F.linear(attended, layer.o), layer.mlp_norm, normed, eps=spec.norm_eps, pdl=False)
             del attended
             delta = self._mlp(normed, layer)
             launched.update((op, "triton") for op in ("add_rms_norm", "rope_write", "add_rms_norm", "silu_mul"))
         layer, pool = last
-        add_rms_norm(x, delta, layer.attn_norm, normed, eps=spec.norm_eps)
+        add_rms_norm(x, delta, layer.attn_norm, normed, eps=spec.norm_eps, pdl=False)
         self._projected(normed, layer.qkv[spec.heads * spec.head_dim :], pool, start)
-        state.x.copy_(x.index_select(0, (state.position - start).long()))
         launched.update((op, "triton") for op in ("add_rms_norm", "rope_write"))
-        newest = min(start + len(ids), self._cache.capacity) - 1
-        return launched + self._step.end(spec.layers - 1, self._step.covering(newest))
+        return launched + self._end(x, start)
+
+    def _end(self, x: torch.Tensor, start: int) -> Launched:
+        """Launch the last layer for the last token alone, out of the residual stream `x` of positions `start` on."""
+        state = self._step.state
+        state.x.copy_(x.index_select(0, (state.position - start).long()))
+        newest = min(start + len(x), self._cache.capacity) - 1
+        return self._step.end(self._decoder.spec.layers - 1, self._step.covering(newest))
 
     def _projected(self, normed: torch.Tensor, weight: torch.Tensor, pool: Pool, start: int) -> torch.Tensor:
         """The heads that `weight` projects to, `[tokens, heads, head_dim]`, rotated; keys and values are cached."""
@@ -122,22 +178,23 @@ class CudaPrefill:
             torch.mm(silu_mul_triton(F.linear(rows, layer.gate_up)), layer.down.t(), out=rows)
         return normed
 
-    def _attended(self, qkv: torch.Tensor, pool: Pool, start: int, row: int) -> torch.Tensor:
-        """Causal attention of all heads' queries over everything up to them: `[tokens, heads * head_dim]`."""
-        spec, tokens = self._decoder.spec, len(qkv)
-        q, k, v = (each.transpose(0, 1) for each in torch.split(qkv, [spec.heads, spec.kv_heads, spec.kv_heads], dim=1))
-        if start:
-            k, v = (self._cache.of_row(each, row, start + tokens) for each in pool)
-        with sdpa_kernel(_BACKENDS, set_priority=True):
-            out = F.scaled_dot_product_attention(
-                q[None],
-                k[None],
-                v[None],
-                attn_mask=_lower_right(q, start + tokens) if start else None,
-                is_causal=start == 0,
-                enable_gqa=True,
-            )
-        return out[0].transpose(0, 1).reshape(tokens, -1)
+
+def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Causal attention of queries `[tokens, heads, head_dim]` that are the last of keys and values `[kv_heads, keys,
+    head_dim]`: `[tokens, heads * head_dim]`.
+    """
+    tokens, keys = q.shape[0], k.shape[1]
+    q = q.transpose(0, 1)
+    with sdpa_kernel(_BACKENDS, set_priority=True):
+        out = F.scaled_dot_product_attention(
+            q[None],
+            k[None],
+            v[None],
+            attn_mask=_lower_right(q, keys) if keys > tokens else None,
+            is_causal=keys == tokens,
+            enable_gqa=True,
+        )
+    return out[0].transpose(0, 1).reshape(tokens, -1)
 
 
 def _lower_right(q: torch.Tensor, keys: int) -> torch.Tensor:

@@ -18,18 +18,16 @@ import torch
 import triton
 
 from skote.kernels.flash_decode_triton import Attention, flash_decode
-from skote.kernels.gate_up_gemm_triton import gate_up_gemm
 from skote.kernels.gate_up_gemv_triton import gate_up_gemv
 from skote.kernels.head_gemm_triton import head_gemm
 from skote.kernels.head_gemv_triton import head_gemv
 from skote.kernels.launch import MAX_ROWS
-from skote.kernels.qkv_gemm_triton import qkv_gemm
 from skote.kernels.qkv_gemv_triton import qkv_gemv
-from skote.kernels.residual_gemm_triton import residual_gemm
 from skote.kernels.residual_gemv_triton import residual_gemv
 from skote.kernels.tiles import StepTiles, batch_tiles, step_tiles
 from skote.model.spec import DecoderSpec
 from skote.model.weights import DecoderWeights, LayerWeights
+from skote.runtime.gemm_chain import GemmChain
 from skote.runtime.paged_cache import Pool
 from skote.runtime.step_state import StepState
 
@@ -38,6 +36,8 @@ _SHORTEST = 256  # positions that the first graph covers, each further one twice
 
 class KernelSet(Protocol):
     """A layer and the head of a step over `rows` rows. Each method returns the names of the ops that it launched.
+
+    `head` comes after the last layer: until then a set may keep back what the layer before adds to `state.x`.
 
     `best` fp32 and `first` int32, `[rows, programs]`, hold the first stage of the greedy choice after `head`.
     """
@@ -63,32 +63,32 @@ def coverage(capacity: int) -> list[int]:
     return [min(each, capacity) for each in covered]
 
 
-class _Buffers:
-    """What passes between the kernels of a step."""
+class _StepAttention:
+    """The attention of a step, and its buffers."""
 
     def __init__(self, spec: DecoderSpec, weights: DecoderWeights, rows: int, capacity: int, cut: Attention) -> None:
         dtype, device = weights.norm.dtype, weights.norm.device
         splits = max(triton.cdiv(covered, cut.split(covered)) for covered in coverage(capacity))
-        self.q = torch.zeros(rows, spec.heads, spec.head_dim, dtype=dtype, device=device)
-        self.attended = torch.zeros_like(self.q)
-        self.h = torch.zeros(rows, spec.intermediate, dtype=dtype, device=device)
-        self.sums = torch.zeros(rows, splits, spec.heads, spec.head_dim, device=device)
-        self.stats = torch.zeros(rows, splits, 2, spec.heads, device=device)
+        self._cut = cut
+        self._out = torch.zeros(rows, spec.heads, spec.head_dim, dtype=dtype, device=device)
+        self._sums = torch.zeros(rows, splits, spec.heads, spec.head_dim, device=device)
+        self._stats = torch.zeros(rows, splits, 2, spec.heads, device=device)
 
-    def attend(self, state: StepState, pool: Pool, positions: int, cut: Attention, pdl: bool) -> None:
-        """`attended` from `q` and the cache."""
+    def __call__(self, q: torch.Tensor, state: StepState, pool: Pool, positions: int, pdl: bool) -> torch.Tensor:
+        """What `q` [rows, heads, head_dim] gathers from the cache, alike in shape; kept until the next call."""
         flash_decode(
-            self.q,
+            q,
             *pool,
             state.position,
             state.table,
-            self.attended,
-            self.sums,
-            self.stats,
+            self._out,
+            self._sums,
+            self._stats,
             positions=positions,
-            cut=cut,
+            cut=self._cut,
             pdl=pdl,
         )
+        return self._out
 
 
 class SingleRow:
@@ -111,14 +111,17 @@ class SingleRow:
         tiles = tiles or step_tiles(spec.hidden, spec.intermediate)
         self.attention = attention or tiles.attention
         self._tiles = tiles._replace(attention=self.attention)
-        self._between = _Buffers(spec, weights, self.rows, capacity, self.attention)
+        dtype, device = weights.norm.dtype, weights.norm.device
+        self._q = torch.zeros(1, spec.heads, spec.head_dim, dtype=dtype, device=device)
+        self._h = torch.zeros(spec.intermediate, dtype=dtype, device=device)
+        self._attend = _StepAttention(spec, weights, self.rows, capacity, self.attention)
         programs = triton.cdiv(spec.vocab, self._tiles.head.rows)
-        self.best = torch.zeros(1, programs, device=weights.norm.device)
-        self.first = torch.zeros(1, programs, dtype=torch.int32, device=weights.norm.device)
+        self.best = torch.zeros(1, programs, device=device)
+        self.first = torch.zeros(1, programs, dtype=torch.int32, device=device)
 
     def layer(self, state: StepState, weights: LayerWeights, pool: Pool, positions: int) -> tuple[str, ...]:
         """As `KernelSet.layer`."""
-        tiles, between, x = self._tiles, self._between, state.x[0]
+        tiles, x = self._tiles, state.x[0]
         qkv_gemv(
             x,
             weights.attn_norm,
@@ -127,19 +130,17 @@ class SingleRow:
             state.sin,
             state.position,
             state.table,
-            between.q[0],
+            self._q[0],
             *pool,
             eps=self._eps,
             page=self.attention.page,
             tile=tiles.qkv,
             pdl=self._pdl,
         )
-        between.attend(state, pool, positions, self.attention, self._pdl)
-        residual_gemv(x, between.attended[0], weights.o, tile=tiles.o, pdl=self._pdl)
-        gate_up_gemv(
-            x, weights.mlp_norm, weights.gate_up, between.h[0], eps=self._eps, tile=tiles.gate_up, pdl=self._pdl
-        )
-        residual_gemv(x, between.h[0], weights.down, tile=tiles.down, pdl=self._pdl)
+        attended = self._attend(self._q, state, pool, positions, self._pdl)
+        residual_gemv(x, attended[0], weights.o, tile=tiles.o, pdl=self._pdl)
+        gate_up_gemv(x, weights.mlp_norm, weights.gate_up, self._h, eps=self._eps, tile=tiles.gate_up, pdl=self._pdl)
+        residual_gemv(x, self._h, weights.down, tile=tiles.down, pdl=self._pdl)
         return "qkv_gemv", "flash_decode", "residual_gemv", "gate_up_gemv", "residual_gemv"
 
     def head(self, state: StepState, weights: DecoderWeights) -> tuple[str, ...]:
@@ -165,51 +166,32 @@ class MultiRow:
     rows = MAX_ROWS
 
     def __init__(self, spec: DecoderSpec, weights: DecoderWeights, capacity: int, *, pdl: bool = True) -> None:
-        self._eps, self._pdl = spec.norm_eps, pdl
-        self._tiles = batch_tiles(spec.hidden, spec.intermediate)
+        self._pdl = pdl
+        self._tiles = batch_tiles(spec.hidden, spec.intermediate, spec.head_dim)
         self.attention = self._tiles.attention
-        self._between = _Buffers(spec, weights, self.rows, capacity, self.attention)
+        self._attend = _StepAttention(spec, weights, self.rows, capacity, self.attention)
+        self._chain = GemmChain(spec, weights, self.rows, tiles=self._tiles, page=self.attention.page, pdl=pdl)
         programs = triton.cdiv(spec.vocab, self._tiles.head.rows)
         self.best = torch.zeros(self.rows, programs, device=weights.norm.device)
         self.first = torch.zeros(self.rows, programs, dtype=torch.int32, device=weights.norm.device)
 
     def layer(self, state: StepState, weights: LayerWeights, pool: Pool, positions: int) -> tuple[str, ...]:
         """As `KernelSet.layer`."""
-        tiles, between = self._tiles, self._between
-        qkv_gemm(
-            state.x,
-            weights.attn_norm,
-            weights.qkv,
-            state.cos,
-            state.sin,
-            state.position,
-            state.table,
-            between.q,
-            *pool,
-            eps=self._eps,
-            page=self.attention.page,
-            tile=tiles.qkv,
-            pdl=self._pdl,
-        )
-        between.attend(state, pool, positions, self.attention, self._pdl)
-        residual_gemm(state.x, between.attended.flatten(1), weights.o, tile=tiles.o, pdl=self._pdl)
-        gate_up_gemm(
-            state.x, weights.mlp_norm, weights.gate_up, between.h, eps=self._eps, tile=tiles.gate_up, pdl=self._pdl
-        )
-        residual_gemm(state.x, between.h, weights.down, tile=tiles.down, pdl=self._pdl)
-        return "qkv_gemm", "flash_decode", "residual_gemm", "gate_up_gemm", "residual_gemm"
+        rope = state.cos, state.sin
+        before = self._chain.qkv(state.x, weights.attn_norm, weights.qkv, rope, state.position, state.table, pool)
+        attended = self._attend(self._chain.q, state, pool, positions, self._pdl)
+        return (*before, "flash_decode", *self._chain.mlp(state.x, attended.flatten(1), weights))
 
     def head(self, state: StepState, weights: DecoderWeights) -> tuple[str, ...]:
         """As `KernelSet.head`."""
+        normed = self._chain.norm(state.x, weights.norm)
         head_gemm(
-            state.x,
-            weights.norm,
+            self._chain.normed,
             weights.lm_head,
             state.logits,
             self.best,
             self.first,
-            eps=self._eps,
             tile=self._tiles.head,
             pdl=self._pdl,
         )
-        return ("head_gemm",)
+        return (*normed, "head_gemm")

@@ -5,14 +5,15 @@ import torch
 
 pytest.importorskip("triton")
 
+from skote.kernels.add_rms_norm_triton import add_rms_norm, add_rms_norm_reference
 from skote.kernels.flash_decode_triton import flash_decode, flash_decode_reference
 from skote.kernels.gate_up_gemm_triton import gate_up_gemm, gate_up_gemm_reference
 from skote.kernels.greedy_token_triton import greedy_token
 from skote.kernels.head_gemm_triton import head_gemm, head_gemm_reference
 from skote.kernels.launch import MAX_ROWS
 from skote.kernels.qkv_gemm_triton import qkv_gemm, qkv_gemm_reference
-from skote.kernels.residual_gemm_triton import residual_gemm, residual_gemm_reference
 from skote.kernels.rope import inverse_frequencies, rope_table
+from skote.kernels.split_gemm_triton import split_gemm, split_gemm_reference
 from skote.kernels.tiles import batch_tiles
 
 DEVICE, PDL = "cuda", True
@@ -36,7 +37,7 @@ def assert_near(result, expected, dtype):
 )
 def test_a_step_of_one_layer_equals_the_references(dtype, hidden, intermediate, heads, kv_heads, head_dim):
     torch.manual_seed(7)
-    tiles, vocab, pages = batch_tiles(hidden, intermediate), 1003, 3
+    tiles, vocab, pages = batch_tiles(hidden, intermediate, head_dim), 1003, 3
     cut = tiles.attention
     rows = heads + 2 * kv_heads
     cos, sin = rope_table(pages * cut.page, inverse_frequencies(head_dim, 10000.0).to(DEVICE))
@@ -47,6 +48,8 @@ def test_a_step_of_one_layer_equals_the_references(dtype, hidden, intermediate, 
     table = torch.randperm(MAX_ROWS * pages, device=DEVICE).to(torch.int32).view(MAX_ROWS, pages)
     k, v = (draw(kv_heads, MAX_ROWS * pages * cut.page, head_dim, dtype=dtype) for _ in range(2))
     x, q = draw(MAX_ROWS, hidden), torch.zeros(MAX_ROWS, heads, head_dim, dtype=dtype, device=DEVICE)
+    normed = torch.zeros(MAX_ROWS, hidden, dtype=dtype, device=DEVICE)
+    o_parts, down_parts = (torch.zeros(each.splits, MAX_ROWS, hidden, device=DEVICE) for each in (tiles.o, tiles.down))
     attended, h = torch.zeros_like(q), torch.zeros(MAX_ROWS, intermediate, dtype=dtype, device=DEVICE)
     sums = torch.full((MAX_ROWS, pages, heads, head_dim), torch.nan, device=DEVICE)
     stats = torch.full((MAX_ROWS, pages, 2, heads), torch.nan, device=DEVICE)
@@ -55,25 +58,29 @@ def test_a_step_of_one_layer_equals_the_references(dtype, hidden, intermediate, 
     first = torch.zeros_like(best, dtype=torch.int32)
     history = torch.full((MAX_ROWS, pages * cut.page + 1), -1, dtype=torch.int32, device=DEVICE)
     other_x, other_k, other_v, other_q, other_h = x.clone(), k.clone(), v.clone(), q.clone(), h.clone()
-    other_logits = logits.clone()
+    other_logits, other_normed = logits.clone(), normed.clone()
 
-    place = cos, sin, position, table
-    qkv_gemm(x, norm, qkv, *place, q, k, v, eps=EPS, page=cut.page, tile=tiles.qkv, pdl=PDL)
+    add_rms_norm(x, None, norm, normed, eps=EPS, pdl=PDL)
+    qkv_gemm(normed, qkv, cos, sin, position, table, q, k, v, page=cut.page, tile=tiles.qkv, pdl=PDL)
     flash_decode(q, k, v, position, table, attended, sums, stats, positions=pages * cut.page, cut=cut, pdl=PDL)
-    residual_gemm(x, attended.flatten(1), o, tile=tiles.o, pdl=PDL)
-    gate_up_gemm(x, norm, gate_up, h, eps=EPS, tile=tiles.gate_up, pdl=PDL)
-    residual_gemm(x, h, down, tile=tiles.down, pdl=PDL)
+    split_gemm(attended.flatten(1), o, o_parts, tile=tiles.o, pdl=PDL)
+    add_rms_norm(x, o_parts, norm, normed, eps=EPS, pdl=PDL)
+    gate_up_gemm(normed, gate_up, h, tile=tiles.gate_up, pdl=PDL)
+    split_gemm(h, down, down_parts, tile=tiles.down, pdl=PDL)
+    add_rms_norm(x, down_parts, norm, normed, eps=EPS, pdl=PDL)
     residual = x.clone()
-    head_gemm(x, norm, lm_head, logits, best, first, eps=EPS, tile=tiles.head, pdl=PDL)
+    head_gemm(normed, lm_head, logits, best, first, tile=tiles.head, pdl=PDL)
     newest = position.clone()
     greedy_token(best, first, position, history, embed, x, pdl=PDL)
 
-    qkv_gemm_reference(other_x, norm, qkv, cos, sin, newest, table, other_q, other_k, other_v, eps=EPS, page=cut.page)
+    def then(delta):
+        add_rms_norm_reference(other_x, delta, norm, other_normed, eps=EPS)
+        return other_normed
+
+    qkv_gemm_reference(then(None), qkv, cos, sin, newest, table, other_q, other_k, other_v, page=cut.page)
     mixed = flash_decode_reference(other_q, other_k, other_v, newest, table, page=cut.page)
-    residual_gemm_reference(other_x, mixed.flatten(1), o)
-    gate_up_gemm_reference(other_x, norm, gate_up, other_h, eps=EPS)
-    residual_gemm_reference(other_x, other_h, down)
-    head_gemm_reference(other_x, norm, lm_head, other_logits, eps=EPS)
+    gate_up_gemm_reference(then(split_gemm_reference(mixed.flatten(1), o)), gate_up, other_h)
+    head_gemm_reference(then(split_gemm_reference(other_h, down)), lm_head, other_logits)
 
     live = newest >= 0
     for mine, reference in ((k, other_k), (v, other_v), (attended, mixed), (residual, other_x), (logits, other_logits)):

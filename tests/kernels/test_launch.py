@@ -7,10 +7,22 @@ pytest.importorskip("triton")
 
 from skote.kernels.flash_decode_triton import Attention, flash_decode, fold_shape
 from skote.kernels.gate_up_gemv_triton import gate_up_gemv
-from skote.kernels.launch import GemmTile, Tile, check_matrix, check_rows, check_tensors, check_tile, padded
-from skote.kernels.residual_gemm_triton import residual_gemm
+from skote.kernels.launch import (
+    MAX_ROWS,
+    ROW_TILES,
+    GemmTile,
+    Tile,
+    check_matrix,
+    check_operand,
+    check_rows,
+    check_tensors,
+    check_tile,
+    check_unsplit,
+    padded,
+)
 from skote.kernels.residual_gemv_triton import residual_gemv
 from skote.kernels.silu_mul_triton import silu_mul_triton
+from skote.kernels.split_gemm_triton import split_gemm
 from skote.kernels.tiles import batch_tiles, step_tiles
 
 
@@ -21,8 +33,8 @@ def test_cpu_tensors_are_refused_by_name() -> None:
         residual_gemv(torch.zeros(4), torch.zeros(4), torch.zeros(4, 4), tile=Tile(1, 1), pdl=False)
     with pytest.raises(TypeError, match="gate_up_gemv: x is on cpu"):
         gate_up_gemv(*(torch.zeros(4) for _ in range(4)), eps=1e-5, tile=Tile(2, 1), pdl=False)
-    with pytest.raises(TypeError, match="residual_gemm: x is on cpu"):
-        residual_gemm(*(torch.zeros(16, 16) for _ in range(3)), tile=GemmTile(16, 64, 2, 1), pdl=False)
+    with pytest.raises(TypeError, match="split_gemm: h is on cpu"):
+        split_gemm(*(torch.zeros(16, 16) for _ in range(3)), tile=GemmTile(16, 64, 2, 1), pdl=False)
     with pytest.raises(TypeError, match="silu_mul_triton: gate_up is on cpu"):
         silu_mul_triton(torch.zeros(1, 4))
     with pytest.raises(TypeError, match="flash_decode: q is on cpu"):
@@ -54,12 +66,27 @@ def test_rows_must_fill_their_tiles() -> None:
         check_tile("op", Tile(4, 8), 10)
 
 
-def test_a_multi_row_step_has_sixteen_rows() -> None:
-    check_rows("op", x=torch.zeros(16, 2), positions=torch.zeros(16))
+def test_the_multi_row_kernels_take_a_few_numbers_of_rows() -> None:
+    check_rows("op", 16, x=torch.zeros(16, 2), positions=torch.zeros(16))
+    check_rows("op", 128, x=torch.zeros(128, 2))
+    with pytest.raises(ValueError, match="op: 48 rows; the kernel takes 16, 32, 64, 128"):
+        check_rows("op", 48, x=torch.zeros(48, 2))
     with pytest.raises(ValueError, match=r"op: x has shape \(15, 2\), expected 16 rows"):
-        check_rows("op", positions=torch.zeros(16), x=torch.zeros(15, 2))
+        check_rows("op", 16, positions=torch.zeros(16), x=torch.zeros(15, 2))
     with pytest.raises(ValueError, match="expected 16 rows"):
-        check_rows("op", x=torch.tensor(1.0))
+        check_rows("op", 16, x=torch.tensor(1.0))
+
+
+def test_what_a_matrix_is_multiplied_with_is_of_its_dtype() -> None:
+    check_operand("op", torch.zeros(2, 2), h=torch.zeros(2, 2))
+    with pytest.raises(TypeError, match=r"op: h is torch.float16, the weight torch.float32"):
+        check_operand("op", torch.zeros(2, 2), h=torch.zeros(2, 2).half())
+
+
+def test_only_one_kernel_splits_the_columns() -> None:
+    check_unsplit("op", GemmTile(16, 64, 2, 1))
+    with pytest.raises(ValueError, match="op: the tile splits the columns in 2"):
+        check_unsplit("op", GemmTile(16, 64, 2, 1, splits=2))
 
 
 @pytest.mark.parametrize(
@@ -73,21 +100,24 @@ def test_tiles_divide_the_matrices(hidden: int, intermediate: int) -> None:
     assert cut.page % cut.tile == cut.page % cut.group == cut.page % cut.block == 0
 
 
-@pytest.mark.parametrize(("hidden", "head_dim"), [(4096, 128), (2048, 64), (576, 64), (48, 16)])
-def test_the_multi_row_tiles_fit_the_instruction_the_heads_and_a_multiprocessor(hidden: int, head_dim: int) -> None:
-    tiles = batch_tiles(hidden, 4 * hidden)
+@pytest.mark.parametrize("rows", ROW_TILES)
+@pytest.mark.parametrize(("hidden", "head_dim"), [(4096, 128), (2048, 64), (2048, 16), (576, 64), (48, 16)])
+def test_the_multi_row_tiles_fit_the_instruction_the_heads_and_a_multiprocessor(
+    hidden: int, head_dim: int, rows: int
+) -> None:
+    tiles = batch_tiles(hidden, 4 * hidden, head_dim, rows)
     assert head_dim % tiles.qkv.rows == 0
+    assert {tile.splits for tile in (tiles.qkv, tiles.gate_up, tiles.head)} == {1}
     for tile in (tiles.qkv, tiles.o, tiles.gate_up, tiles.down, tiles.head):
-        assert tile.rows in (16, 32, 64)
-        assert tile.block >= 64 * tile.warps
+        assert tile.rows in (16, 32, 64, 128)
         for dtype, size in ((torch.float32, 4), (torch.bfloat16, 2)):
-            columns = tile.columns(dtype)
-            in_flight = tile.stages * columns * (tile.rows * size + 16 * 4)  # weights, and x or less
+            in_flight = tile.stages * tile.columns(dtype) * (tile.rows + rows) * size
             assert in_flight < 200 << 10
 
 
 def test_the_multi_row_steps_attention_is_cut_alike_for_all_lengths() -> None:
-    cut = batch_tiles(4096, 14336).attention
+    assert batch_tiles(4096, 14336, 128) == batch_tiles(4096, 14336, 128, MAX_ROWS)
+    cut = batch_tiles(4096, 14336, 128).attention
     assert {cut.split(positions) for positions in (1, 512, 16384, 16385, 131072)} == {cut.page}
     assert cut.fold is not None
     assert cut.page % cut.block == 0

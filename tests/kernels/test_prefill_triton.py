@@ -1,4 +1,4 @@
-"""The prefill's kernels against their references: on CUDA, or in Triton's interpreter (see test_interpreter.py)."""
+"""What lies between a prefill's products, against references: on CUDA, or in the interpreter (test_interpreter.py)."""
 
 import pytest
 import torch
@@ -31,16 +31,33 @@ def seeded():
     torch.manual_seed(7)
 
 
-@pytest.mark.parametrize("add", [False, True])
+def add_norm(x, delta, norm, parts):
+    out = torch.full(x.shape, torch.nan, dtype=norm.dtype, device=DEVICE)
+    add_rms_norm_kernel[(len(x),)](x, delta, norm, out, x.shape[1], 1e-5, BLOCK=32, PARTS=parts, PDL=False)
+    return out
+
+
+@pytest.mark.parametrize("parts", [0, 1, 3])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_add_rms_norm(dtype, add):
-    x, delta, norm = draw(5, 24), draw(5, 24, dtype=dtype), draw(24, dtype=dtype)
-    expected_x = x.clone()
-    out, expected = (torch.full((5, 24), torch.nan, dtype=dtype, device=DEVICE) for _ in range(2))
-    add_rms_norm_reference(expected_x, delta if add else None, norm, expected, eps=1e-5)
-    add_rms_norm_kernel[(5,)](x, delta, norm, out, 24, 1e-5, BLOCK=32, ADD=add)
+def test_add_rms_norm(dtype, parts):
+    x, delta, norm = draw(5, 24), draw(3, 5, 24, dtype=dtype), draw(24, dtype=dtype)
+    expected_x, expected = x.clone(), torch.empty(5, 24, dtype=dtype, device=DEVICE)
+    add_rms_norm_reference(expected_x, delta[:parts] if parts else None, norm, expected, eps=1e-5)
+    out = add_norm(x, delta, norm, parts)
     assert torch.equal(x, expected_x)
     assert_near(out, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_residual_stream_beyond_fp16_is_normalised_all_the_same(dtype):
+    x, norm = draw(5, 24), 4 * draw(24, dtype=dtype)
+    x[:, 5] = 1e5
+    x[3] *= 1e-3  # and a small row beside the large ones
+    expected = torch.empty(5, 24, dtype=dtype, device=DEVICE)
+    add_rms_norm_reference(x, None, norm, expected, eps=1e-5)
+    out = add_norm(x, x, norm, 0)
+    assert_near(out, expected, dtype)
+    assert_near(out[3], expected[3], dtype)
 
 
 @pytest.mark.parametrize(("start", "capacity"), [(0, 12), (0, 9), (5, 20), (5, 12)])

@@ -51,45 +51,55 @@ def test_the_limit_is_every_copy_with_a_tenth_to_spare(
 ) -> None:
     needed = REPLICA_VALUES * element * copies * 1.1
     there(monkeypatch, round(needed) + 1)
-    check_memory(SPEC, dtype, devices, arms=arms, positions=50)
+    check_memory(SPEC, dtype, devices, caches=[50] * arms)
 
     there(monkeypatch, round(needed) - 1)
     with pytest.raises(
         CapacityError, match=rf"does not fit: .*{dtype} weights .*{arms} arm.*{copies // arms} replica.*on cpu"
     ):
-        check_memory(SPEC, dtype, devices, arms=arms, positions=50)
+        check_memory(SPEC, dtype, devices, caches=[50] * arms)
 
 
 def test_the_fp32_reference_takes_room_on_the_first_device(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = REPLICA_VALUES * 2 * 2 * 1.1 + 10730 * 4 * 1.1
     there(monkeypatch, round(needed) + 1)
-    check_memory(SPEC, "bf16", ["cpu"], arms=2, positions=50, reference=True)
+    check_memory(SPEC, "bf16", ["cpu"], caches=[50, 50], reference=True)
 
     there(monkeypatch, round(needed) - 1)
     with pytest.raises(CapacityError, match="an fp32 reference"):
-        check_memory(SPEC, "bf16", ["cpu"], arms=2, positions=50, reference=True)
+        check_memory(SPEC, "bf16", ["cpu"], caches=[50, 50], reference=True)
+
+
+def test_an_arm_with_a_larger_cache_counts_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = (2 * 10730 + 20 * 50 + 20 * 4000) * 4 * 1.1
+    there(monkeypatch, round(needed) + 1)
+    check_memory(SPEC, "fp32", ["cpu"], caches=[50, 4000])
+
+    there(monkeypatch, round(needed) - 1)
+    with pytest.raises(CapacityError, match="does not fit"):
+        check_memory(SPEC, "fp32", ["cpu"], caches=[50, 4000])
 
 
 def test_each_device_is_asked_for_its_own_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"cuda:0": 10**9, "cuda:1": 10}
     monkeypatch.setattr(capacity, "available_bytes", sizes.__getitem__)
 
-    check_memory(SPEC, "fp32", ["cuda:0"], arms=2, positions=50)
+    check_memory(SPEC, "fp32", ["cuda:0"], caches=[50, 50])
     with pytest.raises(CapacityError, match=r"on cuda:1, which has 0\.0 GB"):
-        check_memory(SPEC, "fp32", ["cuda:0", "cuda:1"], arms=2, positions=50)
+        check_memory(SPEC, "fp32", ["cuda:0", "cuda:1"], caches=[50, 50])
 
 
 def test_an_unknown_size_is_not_held_against_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     there(monkeypatch, None)
 
-    check_memory(SPEC, "fp32", ["mps"], arms=2, positions=50)
+    check_memory(SPEC, "fp32", ["mps"], caches=[50, 50])
 
 
 def test_the_sentence_names_the_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
     there(monkeypatch, 10**4)
 
     with pytest.raises(CapacityError) as refused:
-        check_memory(SPEC, "fp32", ["cpu"], arms=2, positions=50)
+        check_memory(SPEC, "fp32", ["cpu"], caches=[50, 50])
 
     assert all(way in str(refused.value) for way in ("model.layers=N", "smaller dtype", "compare=none"))
 

@@ -149,7 +149,7 @@ def test_a_prefilled_position_does_not_depend_on_what_comes_after_it(directory: 
             spec, 1, 1024, page=128, granule=CHUNK, dtype=weights.norm.dtype, device=torch.device("cuda:0")
         )
         decoder = Decoder(spec, weights, 1024)
-        step = CudaStep(decoder, cache, SingleRow(spec, weights, 1024, attention=batch_tiles(64, 96).attention))
+        step = CudaStep(decoder, cache, SingleRow(spec, weights, 1024, attention=batch_tiles(64, 96, 16).attention))
         prefill = CudaPrefill(decoder, cache, step, buckets=(), chunk=CHUNK)
         ids, kept = prompt(900), {}
         for length in (900, 513, 512, 300, 257, 100):
@@ -159,6 +159,35 @@ def test_a_prefilled_position_does_not_depend_on_what_comes_after_it(directory: 
         for length, pools in kept.items():
             for pool, whole in zip(pools, kept[900], strict=True):
                 assert torch.equal(pool, whole[:, : length - 1])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "tolerance"), [("fp32", 1e-5), ("fp16", 3e-3), ("bf16", 2e-2)])
+def test_a_short_prompt_through_the_multi_row_kernels(directory: Path, dtype: str, tolerance: float) -> None:
+    """Keys, values and logits are those of cuBLAS; 100 tokens are padded, 200 have a bucket that is not short."""
+    device = torch.device("cuda:0")
+    with torch.no_grad():
+        spec = load_spec(directory)
+        weights = load_weights(directory, spec, dtype=getattr(torch, TORCH_DTYPES[dtype]), device=device, random_seed=3)
+        results = []
+        for short in (0, 128):
+            decoder, kernels = Decoder(spec, weights, 512), SingleRow(spec, weights, 512)
+            page = kernels.attention.page
+            cache = PagedCache(spec, 1, 512, page=page, granule=page, dtype=weights.norm.dtype, device=device)
+            step = CudaStep(decoder, cache, kernels)
+            prefill = CudaPrefill(decoder, cache, step, buckets=(16, 32, 64, 128, 256), short=short)
+            left: dict[int, list[torch.Tensor]] = {}
+            for length in (1, 16, 17, 33, 64, 100, 128, 200):
+                decoder.paths.clear()
+                prefill(0, prompt(length))
+                torch.cuda.synchronize()
+                assert ("gate_up_gemm" in {op for op, _ in decoder.paths}) == (length <= short)
+                pools = [pool[:, :length].float() for layer in cache.layers for pool in layer]
+                left[length] = [step.state.logits[0].clone(), *pools]
+            results.append(left)
+        for length, mine in results[1].items():
+            for one, other in zip(mine, results[0][length], strict=True):
+                assert (one - other).norm() <= tolerance * other.norm()
 
 
 @pytest.mark.gpu

@@ -1,0 +1,82 @@
+"""The multi-row kernels of a decoder's layers, in their order: those of a batched step, and of a short prompt."""
+
+from __future__ import annotations
+
+import torch
+
+from skote.kernels.add_rms_norm_triton import add_rms_norm
+from skote.kernels.gate_up_gemm_triton import gate_up_gemm
+from skote.kernels.qkv_gemm_triton import qkv_gemm
+from skote.kernels.split_gemm_triton import split_gemm
+from skote.kernels.tiles import BatchTiles
+from skote.model.spec import DecoderSpec
+from skote.model.weights import DecoderWeights, LayerWeights
+from skote.runtime.paged_cache import Pool
+
+
+class GemmChain:
+    """A layer is `qkv`, attention, and `mlp`; each method returns the names of the ops that it launched.
+
+    What `mlp` adds to the residual stream is added by the norm that comes next: the next layer's, in `qkv`, or `norm`
+    itself. So a pass through the layers ends in one of them.
+
+    Attributes:
+        normed: `[rows, hidden]`, what the last norm left.
+        q: `[rows, heads, head_dim]`, what the last `qkv` left.
+    """
+
+    def __init__(
+        self, spec: DecoderSpec, weights: DecoderWeights, rows: int, *, tiles: BatchTiles, page: int, pdl: bool
+    ) -> None:
+        self._eps, self._tiles, self._page, self._pdl = spec.norm_eps, tiles, page, pdl
+        dtype, device = weights.norm.dtype, weights.norm.device
+        self.normed = torch.zeros(rows, spec.hidden, dtype=dtype, device=device)
+        self.q = torch.zeros(rows, spec.heads, spec.head_dim, dtype=dtype, device=device)
+        self._h = torch.zeros(rows, spec.intermediate, dtype=dtype, device=device)
+        self._o = torch.zeros(tiles.o.splits, rows, spec.hidden, device=device)
+        self._down = torch.zeros(tiles.down.splits, rows, spec.hidden, device=device)
+        self._owed: torch.Tensor | None = None  # to the residual stream
+
+    def norm(self, x: torch.Tensor, weight: torch.Tensor) -> tuple[str, ...]:
+        """`normed` from the residual stream `x` [rows, hidden], fp32, after what is owed to it has been added."""
+        add_rms_norm(x, self._owed, weight, self.normed, eps=self._eps, pdl=self._pdl)
+        self._owed = None
+        return ("add_rms_norm",)
+
+    def qkv(
+        self,
+        x: torch.Tensor,
+        norm: torch.Tensor,
+        weight: torch.Tensor,
+        rope: tuple[torch.Tensor, torch.Tensor],
+        positions: torch.Tensor,
+        table: torch.Tensor,
+        pool: Pool,
+    ) -> tuple[str, ...]:
+        """`q`, rotated, and keys and values in the cache. `weight` may lack the query heads: then `q` is left alone."""
+        heads = len(weight) // self.q.shape[2] - 2 * len(pool[0])
+        normed = self.norm(x, norm)
+        qkv_gemm(
+            self.normed,
+            weight,
+            *rope,
+            positions,
+            table,
+            self.q[:, :heads],
+            *pool,
+            page=self._page,
+            tile=self._tiles.qkv,
+            pdl=self._pdl,
+        )
+        return (*normed, "qkv_gemm")
+
+    def mlp(self, x: torch.Tensor, attended: torch.Tensor, weights: LayerWeights) -> tuple[str, ...]:
+        """Add the projection of `attended` [rows, heads * head_dim] to `x`; owe it the feed-forward's."""
+        tiles = self._tiles
+        split_gemm(attended, weights.o, self._o, tile=tiles.o, pdl=self._pdl)
+        self._owed = self._o
+        normed = self.norm(x, weights.mlp_norm)
+        gate_up_gemm(self.normed, weights.gate_up, self._h, tile=tiles.gate_up, pdl=self._pdl)
+        split_gemm(self._h, weights.down, self._down, tile=tiles.down, pdl=self._pdl)
+        self._owed = self._down
+        return ("split_gemm", *normed, "gate_up_gemm", "split_gemm")
