@@ -2,7 +2,8 @@
 
 token = lowest id with the highest logit;   position += 1;   history[row, position] = token;   x = embed[token]
 
-A row with a negative position is idle: nothing of it is written.
+A row with a negative position is idle: nothing of it is written. Where no logit is a number the token is -1, and x the
+embedding of token 0.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -49,11 +50,15 @@ def greedy_token_kernel(
     top = tl.max(best, axis=0)
     winner = tl.min(tl.where((best == top) & (program < programs), program, programs - 1), axis=0)
     token = tl.load(first_ptr + row * programs + winner, eviction_policy="evict_last")
+    token = tl.where(top > float("-inf"), token, -1)  # no logit is a number
     tl.store(history_ptr + row * places + position + 1, token, mask=live)
     tl.store(position_ptr + row, position + 1, mask=live)
     inside = (columns < HIDDEN) & live
     embedding = tl.load(
-        embed_ptr + token.to(tl.int64) * HIDDEN + columns, mask=inside, other=0.0, eviction_policy="evict_last"
+        embed_ptr + tl.maximum(token, 0).to(tl.int64) * HIDDEN + columns,
+        mask=inside,
+        other=0.0,
+        eviction_policy="evict_last",
     )
     tl.store(x_ptr + row * HIDDEN + columns, embedding.to(tl.float32), mask=inside)
 

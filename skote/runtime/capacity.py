@@ -37,8 +37,8 @@ def check_memory(
         if there is not None and needed > there:
             third = ", an fp32 reference" if beside else ""
             raise CapacityError(
-                f"The model does not fit: {needed / 1e9:.1f} GB ({dtype} weights and cache of {len(caches)} arm(s) with "
-                f"{replicas} replica(s){third}) on {device}, which has {there / 1e9:.1f} GB; use fewer layers "
+                f"The model does not fit: {needed / 1e9:.1f} GB ({dtype} weights and cache of {len(caches)} arm(s) "
+                f"with {replicas} replica(s){third}) on {device}, which has {there / 1e9:.1f} GB; use fewer layers "
                 "(model.layers=N), a smaller dtype, one arm (compare=none) or a larger device."
             )
 

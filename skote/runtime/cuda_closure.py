@@ -79,7 +79,7 @@ class CudaClosure:
             self._prefill = CudaPrefill(
                 decoder, self._cache, self._first, buckets=buckets, chunk=None if max_batch == 1 else CHUNK
             )
-            self._prefill(0, [0] * capacity)  # the longest prompt, so that no later one allocates
+            self._prefill.warm_up()
             torch.cuda.synchronize()
         self._capture_s = time.monotonic() - started
         self._captures = self._count_captures()

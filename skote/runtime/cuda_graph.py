@@ -1,8 +1,9 @@
 """The decode step on CUDA: from each row's token to its next token, captured in one CUDA graph.
 
 Positions, tokens and the next rows of the residual stream stay on the device; the host queues steps and reads the
-tokens from pinned memory, one step behind. A greedy step of L layers is 6 L + 2 kernels, or 5 L + 2 where one split of
-the attention holds all positions; one that draws has its draw beside them.
+tokens from pinned memory, one step behind. A greedy step of L layers is 6 L + 2 kernels of the single-row set (5 L + 2
+where one split of the attention holds all positions), 9 L + 3 of the multi-row set; one that draws has its draw beside
+them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from skote.runtime.cutoff import cutoff
 from skote.runtime.kernel_sets import KernelSet, coverage
 from skote.runtime.paged_cache import PagedCache
 from skote.runtime.step_state import StepState
-from skote.types import Sampling
+from skote.types import EngineError, Sampling
 
 Launched = Counter[tuple[str, str]]
 """How often each (op, path) ran."""
@@ -113,10 +114,20 @@ class CudaStep:
         return self._marks
 
     def token(self, mark: int, row: int, position: int) -> int:
-        """The token of a row's `position`, written by what was queued at `mark`, waited for."""
+        """The token of a row's `position`, written by what was queued at `mark`, waited for.
+
+        Raises:
+            EngineError: no logit was a number.
+        """
         assert self._marks - mark < _IN_FLIGHT, "the mark's event serves a later launch by now"
         self._events[mark % _IN_FLIGHT].synchronize()
-        return int(self._tokens[row, position])
+        token = int(self._tokens[row, position])
+        if token < 0:
+            raise EngineError(
+                f"The logits of position {position - 1} are not numbers: the weights are damaged, or too large for "
+                "this dtype; try dtype=bf16 or fp32."
+            )
+        return token
 
     def covering(self, position: int) -> int:
         """The positions that the graph of a row at `position` covers."""

@@ -1,10 +1,11 @@
 """Prefill of one row on CUDA: matrix products by cuBLAS, attention by cuDNN or flash, the rest in fused kernels.
 
 For the single-row set a prompt is one piece. Short prompts are bound by launches: they are padded to a bucket's length
-and replay that bucket's graph. The shortest are bound by reading the weights, and may take the multi-row kernels: seven
-launches a layer, of which all but the attention overlap. For the multi-row set a prompt is cut into chunks of a fixed
-length, the last of them padded, so that what a position becomes depends on nothing that comes after it, the prompt's
-length included.
+and replay that bucket's graph. Longer ones run as they are, with flash attention, or padded by at most an eighth to a
+length that was warmed up, with cuDNN's, which is faster and makes a plan for every length that it meets. The shortest
+are bound by reading the weights, and may take the multi-row kernels: seven launches a layer, of which all but the
+attention overlap. For the multi-row set a prompt is cut into chunks of a fixed length, the last of them padded, so that
+what a position becomes depends on nothing that comes after it, the prompt's length included.
 
 Padding changes nothing: a token sees none that come after it, and the cache's slots behind the prompt are overwritten
 before they are read. Of the last layer only keys and values of all tokens are needed, and the output of the last token
@@ -17,6 +18,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import count, takewhile
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +36,9 @@ from skote.runtime.cuda_graph import Choice, CudaStep, Launched
 from skote.runtime.gemm_chain import GemmChain
 from skote.runtime.paged_cache import PagedCache, Pool
 
-_BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+_UNPLANNED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+_PLANNED = [SDPBackend.CUDNN_ATTENTION, *_UNPLANNED]
+_PADDING = 1.125  # times a prompt's length that padding may make of it
 BUCKETS = (32, 64, 128, 256, 512, 1024)
 CHUNK = 256
 _MLP_SHARE = 0.02  # of the weights' bytes, for the results of the widest products, which would outgrow all others
@@ -73,6 +77,10 @@ class CudaPrefill:
         self._chunk = chunk or cache.capacity
         captured = (chunk,) if chunk else tuple(bucket for bucket in buckets if bucket <= cache.capacity)
         self._ids = torch.zeros(max(captured, default=1), dtype=torch.int64, device=decoder.device)
+        longest = captured[-1] if captured else 1
+        doubled = takewhile(lambda n: n < cache.capacity, (longest << power for power in count(1)))
+        self._warm = (cache.capacity,) if chunk else (*doubled, cache.capacity)
+        self._planned = {*captured, *self._warm}
         self._runs = [self._run_of(n, short) for n in captured]  # kept: the graphs write to what they hold
         self._graphs = [(n, *step.captured(run)) for n, run in zip(captured, self._runs, strict=True)]
 
@@ -87,10 +95,15 @@ class CudaPrefill:
         for start in range(0, len(input_ids), self._chunk):
             chunk = input_ids[start : start + self._chunk]
             state.position.fill_(start + len(chunk) - 1)
-            self._launch(row, torch.tensor(chunk), start)
+            self._launch(row, torch.tensor(chunk), start, last=start + len(chunk) == len(input_ids))
         return self._step.mark() if choice == Choice.GREEDY else self._step.choose_again(last, choice)
 
-    def _launch(self, row: int, ids: torch.Tensor, start: int) -> None:
+    def warm_up(self) -> None:
+        """Run every length that attention has a plan for, the longest prompt last: no later one has to allocate."""
+        for length in self._warm:
+            self(0, [0] * length)
+
+    def _launch(self, row: int, ids: torch.Tensor, start: int, *, last: bool) -> None:
         length = len(ids)
         graph = next((entry for entry in self._graphs if length <= entry[0]), None) if start == 0 else None
         if graph is not None:
@@ -98,16 +111,21 @@ class CudaPrefill:
             graph[1].replay()
             launched = graph[2]
         else:
-            if self._chunk < self._cache.capacity:
-                ids = F.pad(ids, (0, self._chunk - length))
-            launched = self._run(ids.to(self._decoder.device), start, row)
+            ids = F.pad(ids, (0, self._padded(length) - length))
+            launched = self._run(ids.to(self._decoder.device), start, row, last=last)
         self._decoder.paths.update(launched)
+
+    def _padded(self, length: int) -> int:
+        """How long a piece of `length` tokens runs that has no graph."""
+        if self._chunk < self._cache.capacity:
+            return self._chunk
+        return next((n for n in self._warm if length <= n <= _PADDING * length), length)
 
     def _run_of(self, tokens: int, short: int) -> Callable[[], Launched]:
         """What launches the prefill of a bucket of `tokens`."""
         ids = self._ids[:tokens]
         if tokens > short or tokens not in ROW_TILES:
-            return partial(self._run, ids, 0, 0)
+            return partial(self._run, ids, 0, 0, last=True)
         spec, weights = self._decoder.spec, self._decoder.weights
         tiles = batch_tiles(spec.hidden, spec.intermediate, spec.head_dim, tokens)
         chain = GemmChain(spec, weights, tokens, tiles=tiles, page=self._cache.page, pdl=True)
@@ -122,22 +140,26 @@ class CudaPrefill:
         *earlier, last = zip(weights.layers, self._cache.layers, strict=True)
         for layer, pool in earlier:
             before = chain.qkv(x, layer.attn_norm, layer.qkv, rope, positions, state.table, pool)
-            attended = _attended(chain.q, *(self._cache.of_row(each, 0, len(ids)) for each in pool))
+            keys_and_values = (self._cache.of_row(each, 0, len(ids)) for each in pool)
+            attended = _attended(chain.q, *keys_and_values, planned=True)
             launched.update((op, "triton") for op in (*before, *chain.mlp(x, attended, layer)))
         layer, pool = last
-        keys_and_values = layer.qkv[spec.heads * spec.head_dim :]
-        before = chain.qkv(x, layer.attn_norm, keys_and_values, rope, positions, state.table, pool)
+        weight = layer.qkv[spec.heads * spec.head_dim :]  # of keys and values
+        before = chain.qkv(x, layer.attn_norm, weight, rope, positions, state.table, pool)
         launched.update((op, "triton") for op in before)
         return launched + self._end(x, 0)
 
-    def _run(self, ids: torch.Tensor, start: int, row: int) -> Launched:
-        """Launch everything for `ids` [tokens] from position `start` on; the step's position names the last in use."""
+    def _run(self, ids: torch.Tensor, start: int, row: int, *, last: bool) -> Launched:
+        """Launch everything for `ids` [tokens] from position `start` on; the step's position names the last in use.
+
+        `last`: the prompt ends there, and the token after it is wanted.
+        """
         spec, weights = self._decoder.spec, self._decoder.weights
         launched: Launched = Counter()
         x = weights.embed[ids].float()
         normed = torch.empty_like(x, dtype=weights.embed.dtype)
         delta: torch.Tensor | None = None
-        *earlier, last = zip(weights.layers, self._cache.layers, strict=True)
+        *earlier, final = zip(weights.layers, self._cache.layers, strict=True)
         for layer, pool in earlier:
             add_rms_norm(x, delta, layer.attn_norm, normed, eps=spec.norm_eps, pdl=False)
             qkv = self._projected(normed, layer.qkv, pool, start)
@@ -146,17 +168,17 @@ class CudaPrefill:
                 k, v = (self._cache.of_row(each, row, start + len(ids)) for each in pool)
             else:
                 k, v = k.transpose(0, 1), v.transpose(0, 1)
-            attended = _attended(q, k, v)
+            attended = _attended(q, k, v, planned=start == 0 and len(ids) in self._planned)
             del qkv, q, k, v
             add_rms_norm(x, F.linear(attended, layer.o), layer.mlp_norm, normed, eps=spec.norm_eps, pdl=False)
             del attended
             delta = self._mlp(normed, layer)
             launched.update((op, "triton") for op in ("add_rms_norm", "rope_write", "add_rms_norm", "silu_mul"))
-        layer, pool = last
+        layer, pool = final
         add_rms_norm(x, delta, layer.attn_norm, normed, eps=spec.norm_eps, pdl=False)
         self._projected(normed, layer.qkv[spec.heads * spec.head_dim :], pool, start)
         launched.update((op, "triton") for op in ("add_rms_norm", "rope_write"))
-        return launched + self._end(x, start)
+        return launched + self._end(x, start) if last else launched
 
     def _end(self, x: torch.Tensor, start: int) -> Launched:
         """Launch the last layer for the last token alone, out of the residual stream `x` of positions `start` on."""
@@ -179,30 +201,24 @@ class CudaPrefill:
         return normed
 
 
-def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, planned: bool) -> torch.Tensor:
     """Causal attention of queries `[tokens, heads, head_dim]` that are the last of keys and values `[kv_heads, keys,
-    head_dim]`: `[tokens, heads * head_dim]`.
+    head_dim]`: `[tokens, heads * head_dim]`. `planned`: this length is one of those that cuDNN has met.
     """
-    tokens, keys = q.shape[0], k.shape[1]
-    q = q.transpose(0, 1)
-    with sdpa_kernel(_BACKENDS, set_priority=True):
+    tokens, keys, shared = q.shape[0], k.shape[1], q.shape[1] // k.shape[0]
+    if q.dtype == torch.float32 and shared > 1:
+        # Neither cuDNN nor flash takes fp32, and what does without a matrix of scores wants a key head a query head.
+        k, v, shared = k.repeat_interleave(shared, 0), v.repeat_interleave(shared, 0), 1
+    with sdpa_kernel(_PLANNED if planned else _UNPLANNED, set_priority=True):
         out = F.scaled_dot_product_attention(
-            q[None],
+            q.transpose(0, 1)[None],
             k[None],
             v[None],
-            attn_mask=_lower_right(q, keys) if keys > tokens else None,
+            attn_mask=causal_lower_right(tokens, keys) if keys > tokens else None,
             is_causal=keys == tokens,
-            enable_gqa=True,
+            enable_gqa=shared > 1,
         )
     return out[0].transpose(0, 1).reshape(tokens, -1)
-
-
-def _lower_right(q: torch.Tensor, keys: int) -> torch.Tensor:
-    """The mask of queries that are the last of `keys` positions; flash, which fp32 has not, does without a matrix."""
-    tokens = q.shape[1]
-    if q.dtype != torch.float32:
-        return causal_lower_right(tokens, keys)
-    return torch.ones(tokens, keys, dtype=torch.bool, device=q.device).tril(keys - tokens)
 
 
 def _mlp_rows(decoder: Decoder) -> int:

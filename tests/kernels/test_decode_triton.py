@@ -221,3 +221,15 @@ def test_each_row_gets_its_own_token_and_an_idle_one_stays_as_it_is():
     assert position.tolist() == [1, -1, 3]
     assert history.tolist() == [[-1, 11, -1, -1, -1], [-1] * 5, [-1, -1, -1, 7, -1]]
     assert torch.equal(x, torch.stack([embed[11], torch.full((24,), 0.5, device=DEVICE), embed[7]]))
+
+
+def test_logits_that_are_not_numbers_give_no_token():
+    best = torch.full((1, 3), torch.nan, device=DEVICE)
+    first = torch.tensor([[3, 11, 20]], dtype=torch.int32, device=DEVICE)
+    position, history = integers(2), torch.full((1, 5), 7, dtype=torch.int32, device=DEVICE)
+    embed, x = draw(30, 24), torch.zeros(1, 24, device=DEVICE)
+    greedy_token_kernel[(1,)](
+        best, first, position, history, embed, x, 3, 5, HIDDEN=24, BLOCK=32, PROGRAMS=4, PDL=False
+    )
+    assert history.tolist() == [[7, 7, 7, -1, 7]]
+    assert torch.equal(x[0], embed[0])

@@ -27,7 +27,7 @@ from skote.runtime.cutoff import cutoff
 from skote.runtime.engine import SkotergyEngine
 from skote.runtime.kernel_sets import SingleRow
 from skote.runtime.paged_cache import PagedCache
-from skote.types import Request, Sampling
+from skote.types import EngineError, Request, Sampling
 
 SPEC = DecoderSpec(97, 64, 96, 2, 6, 2, 16, 1e-5, 2048, RopeSpec(10000.0), False, ())
 
@@ -250,6 +250,10 @@ def test_a_request_after_one_that_was_left_early(directory: Path, max_batch: int
     with pytest.raises(Enough):
         engine.generate([Request("left", prompt(90), 30), Request("too", prompt(9), 30)], emit)
     assert tokens(engine, prompt(40), 12, ignore_eos=True) == expected
+    scored = engine.score(Request("r", prompt(50), 12), prompt(12))
+    with pytest.raises(Enough):
+        engine.generate([Request("left", prompt(9), 30), Request("too", prompt(90), 30)], emit)
+    assert np.array_equal(engine.score(Request("r", prompt(50), 12), prompt(12)), scored)
 
 
 @pytest.mark.gpu
@@ -306,20 +310,49 @@ def test_nothing_is_captured_or_allocated_after_the_load(directory: Path, max_ba
 
 
 @pytest.mark.gpu
-def test_the_peak_is_weights_and_cache_and_a_tenth(directory: Path) -> None:
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_the_peak_is_weights_and_cache_and_a_tenth(directory: Path, dtype: str) -> None:
     shape = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 8, "num_attention_heads": 32,
              "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128256,
              "max_position_embeddings": 4096}  # fmt: skip
     config = json.loads((directory / "config.json").read_text(encoding="utf-8")) | shape
-    path = directory.parent / "wide"
+    path = directory.parent / f"wide_{dtype}"
     path.mkdir()
     (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    engine = build(path, dtype="bf16", max_model_len=4096)
+    engine = build(path, dtype=dtype, max_model_len=4096)
     tokens(engine, tuple(range(4000)), 8, ignore_eos=True)
-    weights, cache = engine.facts.parameters * 2, engine.facts.kv_bytes_per_token(2) * 4096
+    element = 4 if dtype == "fp32" else 2
+    weights, cache = engine.facts.parameters * element, engine.facts.kv_bytes_per_token(element) * 4096
     assert torch.cuda.max_memory_allocated() - before <= 1.1 * (weights + cache)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("max_batch", [1, 8])
+def test_a_thousand_repeats_give_the_same_tokens_and_logits(directory: Path, max_batch: int) -> None:
+    """At the width of Llama-3.2-1B, in bf16."""
+    shape = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 2, "num_attention_heads": 32,
+             "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128256}  # fmt: skip
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8")) | shape
+    path = directory.parent / f"repeated{max_batch}"
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    engine = build(path, dtype="bf16", max_batch=max_batch, max_model_len=256)
+    request, forced = Request("r", prompt(70), 4, ignore_eos=True), prompt(4)
+    expected, logits = batch_tokens(engine, [request]), engine.score(request, forced)
+    for _ in range(1000):
+        assert batch_tokens(engine, [request]) == expected
+        assert np.array_equal(engine.score(request, forced), logits)
+
+
+@pytest.mark.gpu
+def test_weights_that_are_not_numbers_are_an_error(directory: Path) -> None:
+    engine = build(directory)
+    engine._closure._decoder.weights.norm.fill_(torch.nan)  # type: ignore[attr-defined]
+    with pytest.raises(EngineError, match="logits of position 2 are not numbers"):
+        tokens(engine, prompt(3), 4)
 
 
 @pytest.mark.gpu
