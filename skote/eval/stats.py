@@ -22,6 +22,7 @@ Reason = Literal["beyond_threshold", "within_threshold", "interval_crosses_thres
 
 CONFIDENCE = 0.95
 THRESHOLD = 0.02
+MEDIAN = 50
 MIN_BLOCKS = 5
 BOOTSTRAP_BLOCKS = 20  # below it a percentile bootstrap is too narrow (16 % false alarms measured)
 RESAMPLES = 10_000
@@ -127,9 +128,9 @@ def percentile_effect(
 ) -> Effect:
     """The effect on the `q`-th percentile from the samples of each arm by block, over the paired `blocks`.
 
-    A block counts where both arms have samples in it and their percentiles are positive, as a ratio needs them. Refused
-    where an arm has fewer samples than an interval of that percentile takes (`minimum_samples`): each block's figure
-    would be little else than its largest sample.
+    A block counts where both arms have samples in it and their percentiles are positive, as a ratio needs them. A
+    percentile above the median is refused where an arm has fewer samples than its interval takes (`minimum_samples`):
+    each block's figure would be little else than its largest sample.
     """
     figures = [
         (percentile(candidate[block], q), percentile(baseline[block], q))
@@ -139,7 +140,7 @@ def percentile_effect(
     positive = np.array([pair for pair in figures if min(pair) > 0], dtype=np.float64).reshape(-1, 2)
     effect = block_effect(positive[:, 0], positive[:, 1], seed, threshold)
     fewest = min(sum(arm[block].size for block in blocks if block in arm) for arm in (candidate, baseline))
-    if effect.refused is None and fewest < minimum_samples(q):
+    if effect.refused is None and q > MEDIAN and fewest < minimum_samples(q):
         return Effect(effect.blocks, None, None, None, None, "too_few_samples")
     return effect
 
