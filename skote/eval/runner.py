@@ -8,6 +8,7 @@ import logging
 import logging.config
 import re
 import shlex
+import signal
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -171,6 +172,7 @@ def main() -> None:
     interrupted; of a sweep's codes the worst, in the order 130, 4, 2, 1, 3.
     """
     register_schema()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a time limit ends a run as Ctrl-C does
     said = io.StringIO()
     try:
         runner = Runner(Console(highlight=False), _take_resume())

@@ -156,7 +156,8 @@ def test_without_a_report_the_metrics_are_there(tmp_path):
 
 
 @pytest.mark.slow
-def test_ctrl_c_keeps_what_had_finished_and_leaves_no_process(tmp_path):
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_a_time_limit_keep_what_had_finished_and_leave_no_process(tmp_path, ending):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -168,7 +169,7 @@ def test_ctrl_c_keeps_what_had_finished_and_leaves_no_process(tmp_path):
     os.close(reading)
     family = psutil.Process(process.pid).children(recursive=True)
     assert family
-    process.send_signal(signal.SIGINT)
+    process.send_signal(ending)
     with contextlib.closing(process.stdout), contextlib.closing(process.stderr):
         try:
             _, err = process.communicate(timeout=30)
@@ -181,7 +182,9 @@ def test_ctrl_c_keeps_what_had_finished_and_leaves_no_process(tmp_path):
     rows = pd.read_parquet(tmp_path / "run" / "requests.parquet")
     assert list(rows[rows.phase == "measure"].request_id) == ["b00-r00", "b00-r01", "b00-r02", "b01-r00"]
     assert len(pd.read_parquet(tmp_path / "run" / "tokens.parquet")) >= 16
-    assert manifest_of(tmp_path / "run")["status"] == "interrupted"
+    manifest = manifest_of(tmp_path / "run")
+    assert manifest["status"] == "interrupted"
+    assert len(manifest["passes"]) >= 2
 
 
 @pytest.mark.slow
