@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pandas as pd
@@ -69,6 +70,14 @@ def stalled(cwd, *overrides):
         process.communicate()
 
 
+def await_text(path, text):
+    """Until `path` holds `text`: a request may begin before the one before it is noted."""
+    deadline = time.monotonic() + 60
+    while not (path.exists() and text in path.read_text(encoding="utf-8")):
+        assert time.monotonic() < deadline
+        os.sched_yield()
+
+
 @pytest.mark.slow
 def test_a_gate_ends_with_the_code_of_its_limits_and_a_reproduction_with_that_of_its_own(tmp_path):
     code, _, err = run(tmp_path, *SMALL, *FASTER, "check=ci", "check.p50_delta_max=-90", "hydra.run.dir=run")
@@ -91,9 +100,9 @@ def test_a_gate_ends_with_the_code_of_its_limits_and_a_reproduction_with_that_of
 
 @pytest.mark.slow
 def test_a_killed_run_leaves_what_had_finished(tmp_path):
-    with stalled(tmp_path, *SMALL, "compare=none", "+engine.stall_on=b01-r01", "hydra.run.dir=run"):
-        pass
     directory = tmp_path / "run"
+    with stalled(tmp_path, *SMALL, "compare=none", "+engine.stall_on=b01-r01", "hydra.run.dir=run"):
+        await_text(directory / "unflushed.jsonl", "b01-r00")
     written = pd.read_parquet(directory / "requests.parquet")
     assert list(written[written.phase == "measure"].request_id) == ["b00-r00", "b00-r01"]
     assert read(directory / "manifest.json")["status"] == "interrupted"
