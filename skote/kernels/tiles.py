@@ -56,6 +56,11 @@ _SMALL = StepTiles(
     attention=Attention(tile=64, tile_warps=2),
 )
 
+# Attention was measured where a head's row, its head_dim elements, has 128 bytes, and of _LARGE 256. A thread of
+# `flash_tile` has room for 512 bytes of keys and values: more would spill from registers, and so would a block of
+# `flash_stream` of longer rows.
+_MEASURED_ROW = 128
+_LONG_ROW = 512
 
 # One kernel and one tree of sums for every length: neither what else is in the batch nor how many positions the step
 # covers may show in a row's bits.
@@ -87,12 +92,17 @@ _SMALL_BATCH = BatchTiles(
 )
 
 
-def step_tiles(hidden: int, intermediate: int) -> StepTiles:
+def step_tiles(hidden: int, intermediate: int, head_dim: int, itemsize: int) -> StepTiles:
     """The tiles for a decoder of this width, their rows cut to divide its matrices evenly.
 
-    Measured at 4096 (Llama-3.1-8B), 2048 (Llama-3.2-1B) and 576 (SmolLM2-135M); widths in between take the nearest.
+    Measured in bf16 at 4096 (Llama-3.1-8B), 2048 (Llama-3.2-1B) and 576 (SmolLM2-135M); widths in between take the
+    nearest, and heads whose rows of `head_dim` elements of `itemsize` bytes are longer than the measured ones take the
+    attention that keeps them in registers.
     """
     tiles = _LARGE if hidden > 3072 else _MEDIUM if hidden > 1024 else _SMALL
+    row = head_dim * itemsize
+    if row > _MEASURED_ROW:
+        tiles = tiles._replace(attention=_for_row(_LARGE.attention, row))
     return tiles._replace(
         o=_dividing(tiles.o, hidden),
         gate_up=_dividing(tiles.gate_up, 2 * intermediate),
@@ -100,14 +110,22 @@ def step_tiles(hidden: int, intermediate: int) -> StepTiles:
     )
 
 
-def batch_tiles(hidden: int, intermediate: int, head_dim: int, rows: int = MAX_ROWS) -> BatchTiles:
+def batch_tiles(hidden: int, intermediate: int, head_dim: int, itemsize: int, rows: int = MAX_ROWS) -> BatchTiles:
     """The tiles of the multi-row kernels for `rows` rows and a decoder of this width. Small ones keep their few rows
-    spread out; that of qkv divides `head_dim`, a power of two.
+    spread out; that of qkv divides `head_dim`, a power of two. Of `itemsize` bytes is an element of the cache.
     """
     large = _LARGE_MANY if rows >= _MANY_ROWS else _LARGE_BATCH
     tiles = large if min(hidden, intermediate) > 1024 else _SMALL_BATCH
-    return tiles._replace(qkv=tiles.qkv._replace(rows=min(tiles.qkv.rows, head_dim)))
+    return tiles._replace(
+        qkv=tiles.qkv._replace(rows=min(tiles.qkv.rows, head_dim)),
+        attention=_for_row(tiles.attention, head_dim * itemsize),
+    )
 
 
 def _dividing(tile: Tile, rows: int) -> Tile:
     return tile._replace(rows=math.gcd(tile.rows, rows))
+
+
+def _for_row(attention: Attention, row: int) -> Attention:
+    """The cut for heads of `row` bytes: long ones are spread over more warps, and fewer are taken at once."""
+    return attention._replace(tile_warps=8, block=32, stream_warps=8) if row > _LONG_ROW else attention

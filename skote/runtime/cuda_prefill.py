@@ -127,7 +127,7 @@ class CudaPrefill:
         if tokens > short or tokens not in ROW_TILES:
             return partial(self._run, ids, 0, 0, last=True)
         spec, weights = self._decoder.spec, self._decoder.weights
-        tiles = batch_tiles(spec.hidden, spec.intermediate, spec.head_dim, tokens)
+        tiles = batch_tiles(spec.hidden, spec.intermediate, spec.head_dim, weights.norm.itemsize, tokens)
         chain = GemmChain(spec, weights, tokens, tiles=tiles, page=self._cache.page, pdl=True)
         positions = torch.arange(tokens, dtype=torch.int32, device=self._decoder.device)
         return partial(self._run_short, ids, positions, chain)

@@ -108,7 +108,7 @@ class SingleRow:
         pdl: bool = True,
     ) -> None:
         self._eps, self._pdl = spec.norm_eps, pdl
-        tiles = tiles or step_tiles(spec.hidden, spec.intermediate)
+        tiles = tiles or step_tiles(spec.hidden, spec.intermediate, spec.head_dim, weights.norm.itemsize)
         self.attention = attention or tiles.attention
         self._tiles = tiles._replace(attention=self.attention)
         dtype, device = weights.norm.dtype, weights.norm.device
@@ -167,7 +167,7 @@ class MultiRow:
 
     def __init__(self, spec: DecoderSpec, weights: DecoderWeights, capacity: int, *, pdl: bool = True) -> None:
         self._pdl = pdl
-        self._tiles = batch_tiles(spec.hidden, spec.intermediate, spec.head_dim)
+        self._tiles = batch_tiles(spec.hidden, spec.intermediate, spec.head_dim, weights.norm.itemsize)
         self.attention = self._tiles.attention
         self._attend = _StepAttention(spec, weights, self.rows, capacity, self.attention)
         self._chain = GemmChain(spec, weights, self.rows, tiles=self._tiles, page=self.attention.page, pdl=pdl)

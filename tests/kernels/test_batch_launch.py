@@ -37,7 +37,7 @@ def assert_near(result, expected, dtype):
 )
 def test_a_step_of_one_layer_equals_the_references(dtype, hidden, intermediate, heads, kv_heads, head_dim):
     torch.manual_seed(7)
-    tiles, vocab, pages = batch_tiles(hidden, intermediate, head_dim), 1003, 3
+    tiles, vocab, pages = batch_tiles(hidden, intermediate, head_dim, dtype.itemsize), 1003, 3
     cut = tiles.attention
     rows = heads + 2 * kv_heads
     cos, sin = rope_table(pages * cut.page, inverse_frequencies(head_dim, 10000.0).to(DEVICE))

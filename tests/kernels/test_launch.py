@@ -89,15 +89,37 @@ def test_only_one_kernel_splits_the_columns() -> None:
         check_unsplit("op", GemmTile(16, 64, 2, 1, splits=2))
 
 
+@pytest.mark.parametrize(("head_dim", "itemsize"), [(64, 2), (64, 4), (128, 2), (128, 4), (256, 2), (256, 4)])
 @pytest.mark.parametrize(
     ("hidden", "intermediate"), [(4096, 14336), (2048, 8192), (576, 1536), (36, 50), (5120, 13824)]
 )
-def test_tiles_divide_the_matrices(hidden: int, intermediate: int) -> None:
-    tiles = step_tiles(hidden, intermediate)
+def test_tiles_divide_the_matrices(hidden: int, intermediate: int, head_dim: int, itemsize: int) -> None:
+    tiles = step_tiles(hidden, intermediate, head_dim, itemsize)
     assert hidden % tiles.o.rows == hidden % tiles.down.rows == 2 * intermediate % tiles.gate_up.rows == 0
     assert tiles.gate_up.rows % 2 == tiles.qkv.rows % 2 == 0
-    cut = tiles.attention
-    assert cut.page % cut.tile == cut.page % cut.group == cut.page % cut.block == 0
+    for cut in (tiles.attention, batch_tiles(hidden, intermediate, head_dim, itemsize).attention):
+        assert cut.page % cut.tile == cut.page % cut.group == cut.page % cut.block == 0
+
+
+@pytest.mark.parametrize(
+    ("hidden", "head_dim", "measured"),
+    [
+        (576, 64, Attention(tile=64, tile_warps=2)),
+        (2048, 64, Attention(page=512, tile=512, tile_warps=8)),
+        (4096, 128, Attention()),
+    ],
+)
+def test_attention_is_cut_as_measured_where_it_was_measured(hidden: int, head_dim: int, measured: Attention) -> None:
+    assert step_tiles(hidden, 4 * hidden, head_dim, 2).attention == measured
+
+
+@pytest.mark.parametrize("hidden", [576, 2048, 3072, 4096])
+@pytest.mark.parametrize("head_dim", [16, 64, 128, 256])
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_a_thread_holds_no_more_of_a_split_than_its_registers_do(hidden: int, head_dim: int, itemsize: int) -> None:
+    cut = step_tiles(hidden, 4 * hidden, head_dim, itemsize).attention
+    keys_and_values = 2 * cut.tile * head_dim * itemsize
+    assert keys_and_values // (32 * cut.tile_warps) <= 512  # half of its 255 registers of 4 bytes
 
 
 @pytest.mark.parametrize("rows", ROW_TILES)
@@ -105,7 +127,7 @@ def test_tiles_divide_the_matrices(hidden: int, intermediate: int) -> None:
 def test_the_multi_row_tiles_fit_the_instruction_the_heads_and_a_multiprocessor(
     hidden: int, head_dim: int, rows: int
 ) -> None:
-    tiles = batch_tiles(hidden, 4 * hidden, head_dim, rows)
+    tiles = batch_tiles(hidden, 4 * hidden, head_dim, 2, rows)
     assert head_dim % tiles.qkv.rows == 0
     assert {tile.splits for tile in (tiles.qkv, tiles.gate_up, tiles.head)} == {1}
     for tile in (tiles.qkv, tiles.o, tiles.gate_up, tiles.down, tiles.head):
@@ -116,8 +138,8 @@ def test_the_multi_row_tiles_fit_the_instruction_the_heads_and_a_multiprocessor(
 
 
 def test_the_multi_row_steps_attention_is_cut_alike_for_all_lengths() -> None:
-    assert batch_tiles(4096, 14336, 128) == batch_tiles(4096, 14336, 128, MAX_ROWS)
-    cut = batch_tiles(4096, 14336, 128).attention
+    assert batch_tiles(4096, 14336, 128, 2) == batch_tiles(4096, 14336, 128, 2, MAX_ROWS)
+    cut = batch_tiles(4096, 14336, 128, 2).attention
     assert {cut.split(positions) for positions in (1, 512, 16384, 16385, 131072)} == {cut.page}
     assert cut.fold is not None
     assert cut.page % cut.block == 0

@@ -2,7 +2,8 @@
 
 In it ACQBULK is the wait, PREEXIT lets the successor start, a load's EF marks weights (evict_first) and its EL what
 depends on the kernels before (evict_last), which is how the kernels' sources mark them (see `skote.kernels.launch`).
-LDGSTS are the reads of a pipelined loop, weights and dependents alike: all of them belong after the wait.
+LDGSTS are the reads of a pipelined loop, weights and dependents alike: all of them belong after the wait. That the
+sources put the marks, and a wait on every path, is what `test_pdl_order.py` sees to.
 """
 
 import importlib.util
@@ -12,9 +13,10 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
@@ -35,8 +37,9 @@ from skote.kernels import (  # noqa: E402
     residual_gemv_triton,
     split_gemm_triton,
 )
-from skote.kernels.launch import GemmTile  # noqa: E402
-from skote.kernels.tiles import batch_tiles  # noqa: E402
+from skote.kernels.flash_decode_triton import STREAM_ROWS, Attention, fold_shape  # noqa: E402
+from skote.kernels.launch import GemmTile, Tile, padded  # noqa: E402
+from skote.kernels.tiles import batch_tiles, step_tiles  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(triton.knobs.runtime.interpret, reason="the interpreter compiles nothing"),
@@ -52,55 +55,149 @@ DIVISIBLE = {"head_stride", "vocab", "outputs", "intermediate", "hidden"}  # by 
 SCALARS = {"eps": "fp32", "scale": "fp32"} | dict.fromkeys(
     (*DIVISIBLE, "table_stride", "programs", "pages", "places", "room"), "i32"
 )
-HEADS = {"HEADS": 32, "GROUP": 4, "HEAD_DIM": 128}
-Kernels = dict[str, tuple[ModuleType, int, dict[str, Any]]]
-"""The module, the warps and the constants of each kernel; behind its name may stand the number of rows."""
+HEADS = {"HEADS": 32, "GROUP": 4}
+WAIT = "gdc_wait()"
 
 
-def gemms(rows: int) -> Kernels:
-    """The multi-row kernels, as an 8B model runs them."""
-    tiles = batch_tiles(4096, 14336, 128, rows)
+class Build(NamedTuple):
+    """How a kernel is compiled: its module and name, warps, constants, and the dtype of what has no fixed one."""
 
-    def cut(tile: GemmTile, **more: int) -> tuple[int, dict[str, Any]]:
-        return tile.warps, {"ROWS": rows, "BLOCK": tile.block, "STAGES": tile.stages, **more}
+    module: ModuleType
+    name: str
+    warps: int
+    constants: dict[str, Any]
+    dtype: str = "bf16"
 
-    qkv = {"HIDDEN": 4096, "HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": 128, "PAGE": 128, "PAIRS": tiles.qkv.rows // 2}
-    down = {"COLUMNS": 14336, "TILE": tiles.down.rows, "SPLITS": tiles.down.splits}
-    return {
-        f"qkv_gemm {rows}": (qkv_gemm_triton, *cut(tiles.qkv, **qkv)),
-        f"split_gemm {rows}": (split_gemm_triton, *cut(tiles.down, **down)),
-        f"gate_up_gemm {rows}": (gate_up_gemm_triton, *cut(tiles.gate_up, HIDDEN=4096, TILE=tiles.gate_up.rows // 2)),
-        f"head_gemm {rows}": (head_gemm_triton, *cut(tiles.head, HIDDEN=4096, TILE=tiles.head.rows)),
-    }
+    def key(self) -> str:
+        """The same for what compiles alike."""
+        constants = " ".join(f"{name}={value}" for name, value in self.constants.items())
+        return f"{self.name} {self.dtype} warps={self.warps} {constants}"
 
 
-GEMMS = gemms(16) | gemms(128)
-KERNELS: Kernels = {
-    "qkv_gemv": (
-        qkv_gemv_triton,
-        8,
-        {"HIDDEN": 4096, "BLOCK": 4096, "HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": 128, "PAIRS": 2, "PAGE": 256},
-    ),
-    "flash_tile": (flash_split_triton, 4, {**HEADS, "PAGE": 256, "TILE": 64, "SINGLE": False}),
-    "flash_group": (flash_split_triton, 8, {**HEADS, "ROWS": 16, "PAGE": 256, "TILE": 64}),
-    "flash_stream": (flash_split_triton, 4, {**HEADS, "ROWS": 16, "PAGE": 256, "BLOCK": 64, "STAGES": 2}),
-    "flash_fold": (flash_decode_triton, 1, {"HEADS": 32, "HEAD_DIM": 128, "SPLIT": 64, "FOLD": 16, "DIMS": 32}),
-    "residual_gemv": (residual_gemv_triton, 16, {"COLUMNS": 14336, "BLOCK": 16384, "ROWS": 2}),
-    "gate_up_gemv": (gate_up_gemv_triton, 4, {"HIDDEN": 4096, "INTERMEDIATE": 14336, "BLOCK": 4096, "ROWS": 2}),
-    "head_gemv": (head_gemv_triton, 4, {"HIDDEN": 4096, "BLOCK": 4096, "ROWS": 4}),
+class Shape(NamedTuple):
+    """What of a model the tiles depend on."""
+
+    hidden: int
+    intermediate: int
+    head_dim: int
+    dtype: str
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return {"bf16": 2, "fp32": 4}[self.dtype]
+
+
+def gemms(shape: Shape, rows: int) -> list[Build]:
+    """The multi-row kernels as a model of this shape runs them for `rows` rows."""
+    hidden, intermediate, head_dim, dtype = shape
+    tiles = batch_tiles(hidden, intermediate, head_dim, shape.itemsize, rows)
+
+    def build(module: ModuleType, name: str, tile: GemmTile, **more: int) -> Build:
+        block = tile.columns({"bf16": torch.bfloat16, "fp32": torch.float32}[dtype])
+        return Build(module, name, tile.warps, {"ROWS": rows, "BLOCK": block, "STAGES": tile.stages, **more}, dtype)
+
+    heads = {"HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": head_dim, "PAGE": tiles.attention.page}
+    gate_up, head = tiles.gate_up, tiles.head
+    return [
+        build(qkv_gemm_triton, "qkv_gemm", tiles.qkv, HIDDEN=hidden, **heads, PAIRS=tiles.qkv.rows // 2),
+        *(
+            build(split_gemm_triton, "split_gemm", tile, COLUMNS=columns, TILE=tile.rows, SPLITS=tile.splits)
+            for tile, columns in ((tiles.o, hidden), (tiles.down, intermediate))
+        ),
+        build(gate_up_gemm_triton, "gate_up_gemm", gate_up, HIDDEN=hidden, TILE=gate_up.rows // 2),
+        build(head_gemm_triton, "head_gemm", head, HIDDEN=hidden, TILE=head.rows),
+    ]
+
+
+def gemvs(shape: Shape) -> list[Build]:
+    """The matrix-vector kernels of the single-row set."""
+    hidden, intermediate, head_dim, dtype = shape
+    tiles = step_tiles(hidden, intermediate, head_dim, shape.itemsize)
+
+    def build(module: ModuleType, name: str, tile: Tile, columns: int, **more: int) -> Build:
+        return Build(module, name, tile.warps, {"BLOCK": padded(columns), **more}, dtype)
+
+    heads = {"HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": head_dim, "PAGE": tiles.attention.page}
+    halves = {"HIDDEN": hidden, "INTERMEDIATE": intermediate, "ROWS": tiles.gate_up.rows // 2}
+    return [
+        build(qkv_gemv_triton, "qkv_gemv", tiles.qkv, hidden, HIDDEN=hidden, **heads, PAIRS=tiles.qkv.rows // 2),
+        *(
+            build(residual_gemv_triton, "residual_gemv", tile, columns, COLUMNS=columns, ROWS=tile.rows)
+            for tile, columns in ((tiles.down, intermediate), (tiles.o, hidden))
+        ),
+        build(gate_up_gemv_triton, "gate_up_gemv", tiles.gate_up, hidden, **halves),
+        build(head_gemv_triton, "head_gemv", tiles.head, hidden, HIDDEN=hidden, ROWS=tiles.head.rows),
+    ]
+
+
+def attentions(shape: Shape, cut: Attention) -> list[Build]:
+    """The kernels of attention that is cut so; without those that `cut` leaves out."""
+    shared = {**HEADS, "HEAD_DIM": shape.head_dim, "PAGE": cut.page}
+    tiled = {**shared, "TILE": cut.tile, "SINGLE": cut.tile >= cut.tiled}
+    grouped = {**shared, "ROWS": STREAM_ROWS, "TILE": cut.group}
+    streamed = {**shared, "ROWS": STREAM_ROWS, "BLOCK": cut.block, "STAGES": cut.stages}
+    builds = [Build(flash_split_triton, "flash_stream", cut.stream_warps, streamed, shape.dtype)]
+    if cut.tiled:
+        builds.append(Build(flash_split_triton, "flash_tile", cut.tile_warps, tiled, shape.dtype))
+    if cut.grouped:
+        builds.append(Build(flash_split_triton, "flash_group", cut.group_warps, grouped, shape.dtype))
+    for splits in (cut.fold,) if cut.fold else (4, 128):
+        fold, dims = fold_shape(splits, shape.head_dim)
+        constants = {"HEADS": 32, "HEAD_DIM": shape.head_dim, "SPLIT": cut.page, "FOLD": fold, "DIMS": dims}
+        builds.append(Build(flash_decode_triton, "flash_fold", 1 if fold <= 32 else 4, constants, shape.dtype))
+    return builds
+
+
+LARGEST = Shape(4096, 14336, 128, "bf16")
+GEMMS = {f"{build.name} {rows}": build for rows in (16, 128) for build in gemms(LARGEST, rows)}
+KERNELS = {
+    **{build.name: build for build in attentions(LARGEST, Attention())},
+    **{build.name: build for build in gemvs(LARGEST) if build.constants.get("COLUMNS") != LARGEST.hidden},
     **GEMMS,
-    "add_rms_norm": (add_rms_norm_triton, 8, {"BLOCK": 4096, "PARTS": 4}),
-    "gumbel_best": (gumbel_best_triton, 4, {"BLOCK": 1024}),
-    "greedy_token": (greedy_token_triton, 32, {"HIDDEN": 4096, "BLOCK": 4096, "PROGRAMS": 32768}),
+    "add_rms_norm": Build(add_rms_norm_triton, "add_rms_norm", 8, {"BLOCK": 4096, "PARTS": 4}),
+    "gumbel_best": Build(gumbel_best_triton, "gumbel_best", 4, {"BLOCK": 1024}),
+    "greedy_token": Build(greedy_token_triton, "greedy_token", 32, {"HIDDEN": 4096, "BLOCK": 4096, "PROGRAMS": 32768}),
 }
+"""The kernels with programmatic dependent launch, as an 8B model runs them; behind a name may stand its rows."""
+
+SHAPES = [
+    Shape(*sizes, dtype)
+    for sizes in (
+        (576, 1536, 64),  # SmolLM2-135M
+        (2048, 8192, 64),  # Llama-3.2-1B
+        (2048, 6144, 128),  # Qwen3-1.7B
+        (2048, 16384, 256),  # Gemma-2B
+        (3072, 8192, 128),  # Llama-3.2-3B
+        (4096, 14336, 128),  # Llama-3.1-8B
+        (4096, 14336, 64),
+        (4096, 14336, 256),
+        (576, 1536, 128),
+        (576, 1536, 256),
+    )
+    for dtype in ("bf16", "fp32")
+]
+BUILDS = {
+    build.key(): build
+    for builds in (
+        KERNELS.values(),
+        *map(gemvs, SHAPES),
+        *(attentions(shape, step_tiles(*shape[:3], shape.itemsize).attention) for shape in SHAPES),
+        *(attentions(shape, batch_tiles(*shape[:3], shape.itemsize).attention) for shape in SHAPES),
+        # 32 and 128 are the most rows that either of an 8B model's tiles takes: the more rows, the more registers.
+        *(gemms(shape, rows) for rows in (32, 128) for shape in SHAPES if shape.hidden in (576, 4096)),
+    )
+    for build in builds
+}
+"""All tile sets, dtypes and head sizes, each kernel that compiles differently once."""
+
 PROJECTIONS = ("qkv_gemv", "residual_gemv", "gate_up_gemv", "head_gemv")
 
 
-def machine_code(module: ModuleType, name: str, tmp_path: Path) -> list[str]:
-    """The opcodes of kernel `name` of `module`, compiled for sm_90 with PDL on, in the order of the code."""
-    _, warps, constants = KERNELS[name]
-    kernel = getattr(module, f"{name.partition(' ')[0]}_kernel")
-    constants = {**constants, "PDL": True}
+def machine_code(build: Build, tmp_path: Path, module: ModuleType | None = None) -> list[str]:
+    """The opcodes of a kernel, compiled for sm_90 with PDL on, in the order of the code; of `module`, if given."""
+    kernel = getattr(module or build.module, f"{build.name}_kernel")
+    constants = {**build.constants, "PDL": True}
     signature, attributes = {}, {}
     for index, argument in enumerate(kernel.arg_names):
         if argument in constants:
@@ -108,12 +205,12 @@ def machine_code(module: ModuleType, name: str, tmp_path: Path) -> list[str]:
         elif argument in SCALARS:
             signature[argument] = SCALARS[argument]
         else:
-            signature[argument] = f"*{FIXED.get(argument, 'bf16')}"
+            signature[argument] = f"*{FIXED.get(argument, build.dtype)}"
         if argument in DIVISIBLE or argument.endswith("_ptr"):
             attributes[index,] = [["tt.divisibility", 16]]
     places = {(kernel.arg_names.index(argument),): value for argument, value in constants.items()}
     source = ASTSource(kernel, signature, constexprs=places, attrs=attributes)
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": build.warps})
     binary = tmp_path / "kernel.cubin"
     binary.write_bytes(compiled.asm["cubin"])
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -121,26 +218,31 @@ def machine_code(module: ModuleType, name: str, tmp_path: Path) -> list[str]:
     return re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", listing)
 
 
-def violations(opcodes: list[str], name: str) -> list[str]:
-    """What the machine code breaks of the rules in `skote.kernels.launch`."""
+def waits(build: Build) -> int:
+    """How many waits the source of a kernel has."""
+    return inspect.getsource(getattr(build.module, f"{build.name}_kernel").fn).count(WAIT)
+
+
+def violations(opcodes: list[str], name: str, expected: int) -> list[str]:
+    """What the machine code breaks of the rules in `skote.kernels.launch`, where its source has `expected` waits."""
     if "ACQBULK" not in opcodes:
         return ["there is no wait"]
     found = []
+    if (there := opcodes.count("ACQBULK")) != expected:
+        found.append(f"of {expected} waits there are {there}")
     wait = opcodes.index("ACQBULK")
-    before, after = opcodes[:wait], opcodes[wait:]
+    before, after = opcodes[:wait], opcodes[wait : opcodes.index("EXIT", wait)]
     if "PREEXIT" not in before:
         found.append("the successor may not start before the wait")
-    if any(code.startswith("STG") for code in before):
-        found.append("a write comes before the wait")
-    if any(code.startswith("LDG.") and ".EL" in code for code in before):
-        found.append("a dependent read comes before the wait")
+    late = {"a write": r"STG", "a dependent read": r"LDG\..*\.EL", "a read of a pipelined loop": r"LDGSTS"}
+    found += [
+        f"{what} comes before the wait" for what, code in late.items() if any(re.match(code, each) for each in before)
+    ]
     if name in GEMMS:
         if sum(code.startswith("LDGSTS") and code.endswith(".128") for code in after) < 8:
             found.append("no pipelined loop reads in wide loads after the wait")
     elif not any(code.startswith("LDG.") and ".EL" in code for code in after):
         found.append("no dependent read comes after the wait")
-    if any(code.startswith("LDGSTS") for code in before):
-        found.append("a read of a pipelined loop comes before the wait")
     if name in PROJECTIONS:
         if any(".EF" in code for code in after):
             found.append("a weight is read after the wait")
@@ -149,52 +251,75 @@ def violations(opcodes: list[str], name: str) -> list[str]:
     return found
 
 
+def test_every_kernel_with_dependent_launch_is_compiled() -> None:
+    folder = Path(str(flash_split_triton.__file__)).parent
+    sources = [path.read_text(encoding="utf-8") for path in folder.glob("*_triton.py")]
+    kernels = re.findall(r"def (\w+)_kernel\([^)]*PDL: tl", "\n".join(re.sub("#.*", "", text) for text in sources))
+    assert sorted(kernels) == sorted({build.name for build in KERNELS.values()})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KERNELS)
 def test_loads_and_stores_are_on_their_side_of_the_wait(name: str, tmp_path: Path) -> None:
-    opcodes = machine_code(KERNELS[name][0], name, tmp_path)
-    assert violations(opcodes, name) == []
-    assert not [code for code in opcodes if code.startswith(("LDL", "STL"))], "registers spill to memory"
+    assert violations(machine_code(KERNELS[name], tmp_path), name, waits(KERNELS[name])) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", BUILDS, ids=list(BUILDS))
+def test_no_tile_spills_registers_to_memory(key: str, tmp_path: Path) -> None:
+    opcodes = machine_code(BUILDS[key], tmp_path)
+    assert not [code for code in opcodes if code.startswith(("LDL", "STL"))]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in GEMMS if name != "qkv_gemm 16"])
 def test_tiles_of_64_rows_go_from_shared_memory_to_the_matrix_instruction(name: str, tmp_path: Path) -> None:
-    opcodes = machine_code(KERNELS[name][0], name, tmp_path)
+    opcodes = machine_code(KERNELS[name], tmp_path)
     rows = name.partition(" ")[2]
     assert any(code.startswith(f"HGMMA.64x{rows}x16") for code in opcodes)
     assert not [code for code in opcodes if code.startswith("LDSM")], "an operand goes through registers"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", KERNELS)
-def test_a_kernel_without_its_wait_is_found_out(name: str, tmp_path: Path) -> None:
-    source = inspect.getsource(KERNELS[name][0])
-    assert "gdc_wait()" in source
-    path = tmp_path / f"{name.replace(' ', '_')}_hasty.py"
-    path.write_text(source.replace("gdc_wait()", "pass"), encoding="utf-8")
+@pytest.mark.parametrize(("name", "index"), [(name, i) for name, each in KERNELS.items() for i in range(waits(each))])
+def test_a_kernel_without_one_of_its_waits_is_found_out(name: str, index: int, tmp_path: Path) -> None:
+    build = KERNELS[name]
+    head, kernel, body = inspect.getsource(build.module).partition(f"def {build.name}_kernel")
+    parts = body.split(WAIT)
+    path = tmp_path / f"{build.name}_hasty.py"
+    hasty_body = WAIT.join(parts[: index + 1]) + "pass" + WAIT.join(parts[index + 1 :])
+    path.write_text(head + kernel + hasty_body, encoding="utf-8")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     hasty = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hasty)
-    assert violations(machine_code(hasty, name, tmp_path), name) == ["there is no wait"]
+    expected = waits(build)
+    found = violations(machine_code(build, tmp_path, hasty), name, expected)
+    assert found[0] == ("there is no wait" if expected == 1 else f"of {expected} waits there are {expected - 1}")
 
 
 def test_the_rules_see_each_way_of_breaking_them() -> None:
-    good = ["PREEXIT", *["LDG.E.EF.128"] * 4, "ACQBULK", "LDG.E.EL.128", "STG.E"]
-    assert violations(good, "qkv_gemv") == []
-    assert violations(["STG.E", *good], "qkv_gemv") == ["a write comes before the wait"]
-    assert violations(["LDG.E.EL.128", *good], "qkv_gemv") == ["a dependent read comes before the wait"]
-    assert violations([*good, "LDG.E.EF.128"], "qkv_gemv") == ["a weight is read after the wait"]
-    assert violations(["LDGSTS.E.BYPASS.128", *good], "qkv_gemv") == [
+    good = ["PREEXIT", *["LDG.E.EF.128"] * 4, "ACQBULK", "LDG.E.EL.128", "STG.E", "EXIT"]
+    assert violations(good, "qkv_gemv", 1) == []
+    assert violations(["STG.E", *good], "qkv_gemv", 1) == ["a write comes before the wait"]
+    assert violations(["LDG.E.EL.128", *good], "qkv_gemv", 1) == ["a dependent read comes before the wait"]
+    assert violations([*good[:-1], "LDG.E.EF.128", "EXIT"], "qkv_gemv", 1) == ["a weight is read after the wait"]
+    assert violations(["LDGSTS.E.BYPASS.128", *good], "qkv_gemv", 1) == [
         "a read of a pipelined loop comes before the wait"
     ]
-    assert violations(good[1:], "qkv_gemv") == ["the successor may not start before the wait"]
-    assert violations(["PREEXIT", *good[3:]], "qkv_gemv") == ["the weights are not read in wide loads before the wait"]
-    pipelined = ["PREEXIT", "ACQBULK", *["LDGSTS.E.BYPASS.128"] * 8, "STG.E"]
-    assert violations(pipelined, "head_gemm 16") == []
-    assert violations([*pipelined[:2], "LDG.E", "STG.E"], "head_gemm 16") == [
+    assert violations(good[1:], "qkv_gemv", 1) == ["the successor may not start before the wait"]
+    assert violations(["PREEXIT", *good[3:]], "qkv_gemv", 1) == [
+        "the weights are not read in wide loads before the wait"
+    ]
+    pipelined = ["PREEXIT", "ACQBULK", *["LDGSTS.E.BYPASS.128"] * 8, "STG.E", "EXIT"]
+    assert violations(pipelined, "head_gemm 16", 1) == []
+    assert violations([*pipelined[:2], "LDG.E", "STG.E", "EXIT"], "head_gemm 16", 1) == [
         "no pipelined loop reads in wide loads after the wait"
     ]
-    assert violations(["PREEXIT", "ACQBULK", "STG.E"], "flash_fold") == ["no dependent read comes after the wait"]
+    assert violations(["PREEXIT", "ACQBULK", "STG.E", "EXIT"], "flash_fold", 1) == [
+        "no dependent read comes after the wait"
+    ]
+    idle_first = ["PREEXIT", "ACQBULK", "EXIT", *good[1:]]
+    assert violations(idle_first, "flash_tile", 2) == ["no dependent read comes after the wait"]
+    assert violations(good, "flash_tile", 2) == ["of 2 waits there are 1"]

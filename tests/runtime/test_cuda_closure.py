@@ -149,7 +149,7 @@ def test_a_prefilled_position_does_not_depend_on_what_comes_after_it(directory: 
             spec, 1, 1024, page=128, granule=CHUNK, dtype=weights.norm.dtype, device=torch.device("cuda:0")
         )
         decoder = Decoder(spec, weights, 1024)
-        step = CudaStep(decoder, cache, SingleRow(spec, weights, 1024, attention=batch_tiles(64, 96, 16).attention))
+        step = CudaStep(decoder, cache, SingleRow(spec, weights, 1024, attention=batch_tiles(64, 96, 16, 4).attention))
         prefill = CudaPrefill(decoder, cache, step, buckets=(), chunk=CHUNK)
         ids, kept = prompt(900), {}
         for length in (900, 513, 512, 300, 257, 100):

@@ -45,7 +45,7 @@ def chain(monkeypatch: pytest.MonkeyPatch) -> GemmChain:
 
     for launcher in (qkv_gemm, split_gemm, gate_up_gemm, add_rms_norm):
         monkeypatch.setattr(gemm_chain, launcher.__name__, launcher)
-    tiles = batch_tiles(SPEC.hidden, SPEC.intermediate, SPEC.head_dim)
+    tiles = batch_tiles(SPEC.hidden, SPEC.intermediate, SPEC.head_dim, 4)
     return GemmChain(SPEC, drawn(), ROWS, tiles=tiles, page=PAGE, pdl=False)
 
 
