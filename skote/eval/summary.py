@@ -62,7 +62,7 @@ def _content(manifest: dict[str, Any], measured: Measured) -> dict[str, Any]:
         "run_id": manifest["run_id"],
         "status": manifest["status"],
         "exit_code": int(_exit_code(measured, manifest, findings)),
-        "verdict": _verdict(deltas, findings),
+        "verdict": _verdict(deltas, findings, manifest["status"]),
         "arms": arms,
         "deltas": deltas,
         "steady": _steady(measured, manifest),
@@ -224,15 +224,21 @@ def _delta(
     }
 
 
-def _verdict(deltas: dict[str, Any], findings: list[Finding]) -> dict[str, Any]:
-    """The run's label: INVALID, or that of the primary delta, or null where one arm ran."""
+def _verdict(deltas: dict[str, Any], findings: list[Finding], status: str) -> dict[str, Any]:
+    """The run's label: INVALID, or that of the primary delta, or null where one arm ran.
+
+    A run that did not come to its end has none: its timed outputs were never judged.
+    """
     valid = all(finding.severity != "invalid" for finding in findings)
     metric, q = PRIMARY
     primary = deltas[metric][q] if deltas else None
     label = primary["verdict"] if primary else None
+    reason = primary["reason"] if primary else None
+    if status != "complete" and primary:
+        label, reason = "INCONCLUSIVE", "run_incomplete"
     return {
         "label": label if valid else "INVALID",
-        "reason": primary["reason"] if primary else None,
+        "reason": reason,
         "metric": metric,
         "percentile": q,
         "valid": valid,

@@ -9,7 +9,7 @@ from typing import Any
 
 import jinja2
 
-from skote.eval.stats import MIN_BLOCKS, minimum_samples
+from skote.eval.stats import MIN_BLOCKS
 
 NOT_AVAILABLE = "not available"
 MINUS = "\N{MINUS SIGN}"
@@ -119,10 +119,11 @@ def verdict_sentence(metrics: dict[str, Any], labels: dict[str, str]) -> str:
         "beyond_threshold": "",
         "within_threshold": f" The whole interval lies within {threshold}, which counts as no difference.",
         "too_few_blocks": f" {delta['blocks']} paired blocks are too few to say more: an interval takes {MIN_BLOCKS}.",
-        "too_few_samples": f" Too few requests to say more: an interval takes {minimum_samples(50)} an arm.",
         "interval_crosses_threshold": f" The interval reaches across {threshold}: the smallest gain that this run "
         f"could have shown is {number(delta['detectable_pct'])}\N{NO-BREAK SPACE}%.",
     }
+    if metrics["verdict"]["reason"] == "run_incomplete":
+        return sentence + " The run did not come to its end, so that its outputs were not judged: there is no verdict."
     return sentence + reasons[delta["reason"]]
 
 

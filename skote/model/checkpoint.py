@@ -52,16 +52,20 @@ def load_tensors(local_dir: Path, spec: DecoderSpec, *, dtype: torch.dtype) -> I
 def fill_random(place: torch.Tensor, name: str, seed: int) -> None:
     """Fill `place`, contiguous, with the tensor that (seed, name) stands for on this kind of device.
 
-    Normal with standard deviation 0.02, drawn in fp32 and rounded part by part, so that no copy of a large matrix is
-    ever held; vectors that are no biases, the weights of norms, are ones.
+    A matrix is normal with standard deviation 1 / sqrt(columns), a bias with 0.02; other vectors, the weights of norms,
+    are ones. So every layer adds about as much to the residual stream as it holds (LeCun et al., Efficient BackProp,
+    1998), and greedy texts vary: where the embedding outweighs the layers, a model with tied embeddings repeats its
+    last token for ever, and equal tokens would show nothing. Drawn in fp32 and rounded part by part, so that no copy of
+    a large matrix is ever held.
     """
     if place.ndim == 1 and not name.endswith("bias"):
         place.fill_(1.0)
         return
     generator = torch.Generator(device=place.device)
     generator.manual_seed(int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:7], "little"))
+    deviation = 0.02 if place.ndim == 1 else place.shape[-1] ** -0.5
     for part in torch.split(place.view(-1), _DRAWN_AT_ONCE):
-        part.copy_(torch.empty(part.shape, device=place.device).normal_(0.0, 0.02, generator=generator))
+        part.copy_(torch.empty(part.shape, device=place.device).normal_(0.0, deviation, generator=generator))
 
 
 def _files_of(local_dir: Path, names: Iterable[str]) -> dict[Path, list[str]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from skote.runtime.engine import SkotergyEngine
 
 
@@ -28,3 +30,18 @@ class MadeUpEngine(SkotergyEngine):
             for _ in range(request.max_new_tokens):
                 emit(row, (7,))
         return ["length"] * len(requests)
+
+
+class EchoEngine(SkotergyEngine):
+    """Computes nothing: answers with the prompt's last token, and scores what it would answer as certain."""
+
+    def generate(self, requests, emit):
+        for row, request in enumerate(requests):
+            for _ in range(request.max_new_tokens):
+                emit(row, (request.input_ids[-1],))
+        return ["length"] * len(requests)
+
+    def score(self, request, forced_ids):
+        logits = np.zeros((len(forced_ids), self.facts.vocab), dtype=np.float32)
+        logits[:, request.input_ids[-1]] = 10.0
+        return logits

@@ -100,7 +100,14 @@ def test_two_arms_end_in_a_report_with_all_its_files(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("engine", "dtype"), [("SkipPrefillEngine", "fp32"), ("SkipPrefillEngine", "bf16"), ("MadeUpEngine", "bf16")]
+    ("engine", "dtype"),
+    [
+        ("SkipPrefillEngine", "fp32"),
+        ("SkipPrefillEngine", "bf16"),
+        ("MadeUpEngine", "bf16"),
+        ("EchoEngine", "fp32"),
+        ("EchoEngine", "bf16"),
+    ],
 )
 def test_an_engine_that_cheats_is_invalid(tmp_path, engine, dtype):
     overrides = (f"dtype={dtype}", f"engine._target_=cheats.{engine}")

@@ -122,10 +122,13 @@ def test_a_fixed_number_of_blocks_says_so():
     assert stop_sentence(None) == "The number of blocks was fixed before the run."
 
 
-def test_a_verdict_that_too_few_requests_allow():
-    delta = {"delta_pct": -3.0, "reason": "too_few_samples", "blocks": 5, "detectable_pct": None}
-    metrics = {"arms": {"candidate": {}}, "deltas": {"e2el_ms": {"p50": delta}}, "threshold_pct": 2.0}
+def test_a_run_that_did_not_come_to_its_end_has_no_verdict():
+    delta = {"delta_pct": -3.0, "reason": "beyond_threshold", "blocks": 5, "detectable_pct": None}
+    metrics = {
+        "arms": {"candidate": {}},
+        "deltas": {"e2el_ms": {"p50": delta}},
+        "threshold_pct": 2.0,
+        "verdict": {"reason": "run_incomplete"},
+    }
 
-    assert verdict_sentence(metrics, {"candidate": "a", "baseline": "b"}).endswith(
-        "than with b. Too few requests to say more: an interval takes 6 an arm."
-    )
+    assert verdict_sentence(metrics, {"candidate": "a", "baseline": "b"}).endswith("judged: there is no verdict.")
