@@ -31,8 +31,9 @@ from skote.eval.record import ids_sha256
 from skote.runtime.replica import Replica
 from skote.types import Completion, EngineError, Request, Sampling
 
-FORCED_AT_MOST = 12
-"""Timed requests whose tokens are forced through both arms; each takes the baseline as long as when it was timed."""
+FORCED_REQUESTS, FORCED_TOKENS = 12, 1024
+"""At least so many of the timed requests, with so many tokens together, are forced through both arms, where there are
+as many; each takes the baseline as long as when it was timed."""
 
 Outputs = Mapping[ArmName, Mapping[str, Ids]]
 Reference = Callable[[], AbstractContextManager[Replica]]
@@ -99,7 +100,7 @@ class ParityGate:
         if self._reference is None:
             return self._judge_tokens(both) | self._hashes()
         rng = random.Random(f"{self._seed}/forced")  # noqa: S311 - drawn after timing, so that no engine can know it
-        sample = set(rng.sample(range(len(both)), min(len(both), FORCED_AT_MOST)))
+        sample = _sample([request.max_new_tokens for request in both], rng)
         with self._reference() as reference:
             for index, request in enumerate(both):
                 if index in sample:
@@ -157,6 +158,18 @@ class ParityGate:
                 for name, outputs in self._outputs.items()
             }
         }
+
+
+def _sample(tokens: Sequence[int], rng: random.Random) -> set[int]:
+    """Indices of requests with so many `tokens` each, drawn until there are enough of both."""
+    chosen: set[int] = set()
+    together = 0
+    for index in rng.sample(range(len(tokens)), len(tokens)):
+        if len(chosen) >= FORCED_REQUESTS and together >= FORCED_TOKENS:
+            break
+        chosen.add(index)
+        together += tokens[index]
+    return chosen
 
 
 def _outputs(arm: Arm, requests: Sequence[Request]) -> dict[str, Ids]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from concurrent.futures import Future
 from contextlib import nullcontext
 
 import numpy as np
 import pytest
 
-from skote.eval.gate import ParityGate
+from skote.eval.gate import ParityGate, _sample
 from skote.eval.record import ids_sha256
 from skote.types import Completion, EngineError, Request, Sampling
 
@@ -143,7 +144,13 @@ def test_an_early_end_needs_an_end_of_sequence_token(eos_ids, passed):
     assert Forced((0, 1), eos_ids).entry["passed"] is passed
 
 
-def test_of_many_timed_outputs_a_sample_is_forced_and_every_one_of_the_candidates_is_checked():
+@pytest.mark.parametrize(("tokens", "forced"), [(256, 12), (64, 16), (16, 64), (1, 72)])
+def test_the_sample_has_twelve_requests_and_a_thousand_tokens_where_there_are_as_many(tokens, forced):
+    assert len(_sample([tokens] * 72, random.Random(0))) == forced
+
+
+def test_of_many_timed_outputs_a_sample_is_forced_and_every_one_of_the_candidates_is_checked(monkeypatch):
+    monkeypatch.setattr("skote.eval.gate.FORCED_TOKENS", 30)
     requests = [Request(f"r{index:02d}", (1,), 3) for index in range(20)]
     outputs = {request.request_id: (0, 1, 0) for request in requests}
     candidate, baseline, reference = (Arm(name, outputs, LOGITS) for name in ("candidate", "baseline", "reference"))
