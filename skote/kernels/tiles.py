@@ -1,14 +1,9 @@
-"""How the kernels of a decode step are cut.
-
-Those of the single-row step were measured on an H200 with programmatic dependent launch on; those of the multi-row
-kernels are reasoned, not measured: programs that fill 132 multiprocessors about evenly, two or three of them at once on
-each, which together have 64 KiB of weights and more in flight.
-"""
+"""How the kernels of a decode step are cut, as was measured to be best on an H200 with programmatic dependent launch."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from skote.kernels.flash_decode_triton import Attention
 from skote.kernels.launch import MAX_ROWS, GemmTile, Tile
@@ -35,6 +30,8 @@ class BatchTiles(NamedTuple):
     head: GemmTile
     attention: Attention
 
+
+_Tiles = TypeVar("_Tiles", StepTiles, BatchTiles)
 
 _LARGE = StepTiles(
     qkv=Tile(4, 8), o=Tile(4, 4), gate_up=Tile(4, 4), down=Tile(2, 16), head=Tile(4, 4), attention=Attention()
@@ -67,27 +64,51 @@ _LONG_ROW = 512
 _BATCH_ATTENTION = Attention(page=128, tiled=0, grouped=0, fold=32)
 _MANY_ROWS = 64  # from here on a block of rows has as many bytes as one of weights
 _LARGE_BATCH = BatchTiles(
-    qkv=GemmTile(32, 256, 4, 4),
+    qkv=GemmTile(64, 128, 6, 4),
     o=GemmTile(64, 128, 4, 4, splits=4),
-    gate_up=GemmTile(64, 64, 5, 4),
-    down=GemmTile(64, 128, 4, 4, splits=4),
-    head=GemmTile(64, 128, 4, 4),
+    gate_up=GemmTile(64, 128, 5, 4),
+    down=GemmTile(64, 64, 5, 4, splits=4),
+    head=GemmTile(128, 128, 3, 4),
     attention=_BATCH_ATTENTION,
 )
 _LARGE_MANY = BatchTiles(
-    qkv=GemmTile(64, 64, 6, 4),
-    o=GemmTile(64, 64, 4, 4, splits=4),
-    gate_up=GemmTile(128, 64, 3, 8),
-    down=GemmTile(64, 64, 4, 4, splits=4),
+    qkv=GemmTile(64, 128, 4, 8),
+    o=GemmTile(64, 128, 4, 4, splits=2),
+    gate_up=GemmTile(128, 64, 3, 4),
+    down=GemmTile(64, 128, 4, 4, splits=2),
+    head=GemmTile(64, 64, 4, 4),
+    attention=_BATCH_ATTENTION,
+)
+_MEDIUM_BATCH = BatchTiles(
+    qkv=GemmTile(64, 128, 6, 4),
+    o=GemmTile(128, 128, 4, 4, splits=4),
+    gate_up=GemmTile(128, 128, 4, 4),
+    down=GemmTile(64, 128, 4, 4, splits=8),
+    head=GemmTile(64, 64, 5, 4),
+    attention=_BATCH_ATTENTION,
+)
+_MEDIUM_MANY = BatchTiles(
+    qkv=GemmTile(64, 128, 4, 4),
+    o=GemmTile(64, 128, 4, 4, splits=4),
+    gate_up=GemmTile(128, 64, 5, 4),
+    down=GemmTile(64, 128, 4, 4, splits=4),
     head=GemmTile(64, 64, 4, 4),
     attention=_BATCH_ATTENTION,
 )
 _SMALL_BATCH = BatchTiles(
-    qkv=GemmTile(16, 64, 5, 4),
+    qkv=GemmTile(16, 64, 6, 4),
     o=GemmTile(16, 64, 5, 4, splits=2),
-    gate_up=GemmTile(32, 64, 5, 4),
-    down=GemmTile(16, 64, 5, 4, splits=4),
-    head=GemmTile(64, 64, 5, 4),
+    gate_up=GemmTile(64, 64, 5, 4),
+    down=GemmTile(64, 64, 6, 4, splits=4),
+    head=GemmTile(128, 64, 4, 4),
+    attention=_BATCH_ATTENTION,
+)
+_SMALL_MANY = BatchTiles(
+    qkv=GemmTile(64, 64, 5, 4),
+    o=GemmTile(64, 64, 5, 4),
+    gate_up=GemmTile(64, 64, 5, 4),
+    down=GemmTile(64, 64, 5, 4, splits=4),
+    head=GemmTile(64, 64, 4, 4),
     attention=_BATCH_ATTENTION,
 )
 
@@ -99,7 +120,7 @@ def step_tiles(hidden: int, intermediate: int, head_dim: int, itemsize: int) -> 
     nearest, and heads whose rows of `head_dim` elements of `itemsize` bytes are longer than the measured ones take the
     attention that keeps them in registers.
     """
-    tiles = _LARGE if hidden > 3072 else _MEDIUM if hidden > 1024 else _SMALL
+    tiles = _by_width(hidden, _LARGE, _MEDIUM, _SMALL)
     row = head_dim * itemsize
     if row > _MEASURED_ROW:
         tiles = tiles._replace(attention=_for_row(_LARGE.attention, row))
@@ -111,15 +132,22 @@ def step_tiles(hidden: int, intermediate: int, head_dim: int, itemsize: int) -> 
 
 
 def batch_tiles(hidden: int, intermediate: int, head_dim: int, itemsize: int, rows: int = MAX_ROWS) -> BatchTiles:
-    """The tiles of the multi-row kernels for `rows` rows and a decoder of this width. Small ones keep their few rows
-    spread out; that of qkv divides `head_dim`, a power of two. Of `itemsize` bytes is an element of the cache.
+    """The tiles of the multi-row kernels for `rows` rows and a decoder of this width, measured like `step_tiles`; that
+    of qkv divides `head_dim`, a power of two. Of `itemsize` bytes is an element of the cache.
     """
-    large = _LARGE_MANY if rows >= _MANY_ROWS else _LARGE_BATCH
-    tiles = large if min(hidden, intermediate) > 1024 else _SMALL_BATCH
+    width = min(hidden, intermediate)
+    if rows < _MANY_ROWS:
+        tiles = _by_width(width, _LARGE_BATCH, _MEDIUM_BATCH, _SMALL_BATCH)
+    else:
+        tiles = _by_width(width, _LARGE_MANY, _MEDIUM_MANY, _SMALL_MANY)
     return tiles._replace(
         qkv=tiles.qkv._replace(rows=min(tiles.qkv.rows, head_dim)),
         attention=_for_row(tiles.attention, head_dim * itemsize),
     )
+
+
+def _by_width(width: int, large: _Tiles, medium: _Tiles, small: _Tiles) -> _Tiles:
+    return large if width > 3072 else medium if width > 1024 else small
 
 
 def _dividing(tile: Tile, rows: int) -> Tile:

@@ -17,7 +17,7 @@ from skote.model.decoder import Decoder
 from skote.model.spec import DecoderSpec
 from skote.runtime.closure import ended
 from skote.runtime.cuda_graph import Choice, CudaStep
-from skote.runtime.cuda_prefill import BUCKETS, CHUNK, CudaPrefill
+from skote.runtime.cuda_prefill import BUCKETS, CHUNK, SHORT, CudaPrefill
 from skote.runtime.kernel_sets import KernelSet, MultiRow, SingleRow
 from skote.runtime.paged_cache import PagedCache
 from skote.runtime.profile import kernel_times
@@ -77,7 +77,12 @@ class CudaClosure:
             self._first.capture_choices()
             buckets = BUCKETS if warmup_buckets is None else sorted(set(warmup_buckets))
             self._prefill = CudaPrefill(
-                decoder, self._cache, self._first, buckets=buckets, chunk=None if max_batch == 1 else CHUNK
+                decoder,
+                self._cache,
+                self._first,
+                buckets=buckets,
+                chunk=None if max_batch == 1 else CHUNK,
+                short=SHORT if max_batch == 1 and weights.norm.dtype != torch.float32 else 0,
             )
             self._prefill.warm_up()
             torch.cuda.synchronize()

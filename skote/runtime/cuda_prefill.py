@@ -41,6 +41,7 @@ _PLANNED = [SDPBackend.CUDNN_ATTENTION, *_UNPLANNED]
 _PADDING = 1.125  # times a prompt's length that padding may make of it
 BUCKETS = (32, 64, 128, 256, 512, 1024)
 CHUNK = 256
+SHORT = 128  # tokens up to which the multi-row kernels are faster than cuBLAS, in half precision
 _MLP_SHARE = 0.02  # of the weights' bytes, for the results of the widest products, which would outgrow all others
 _MLP_ROWS = 512  # at least: fewer would not keep the device busy
 
@@ -99,8 +100,11 @@ class CudaPrefill:
         return self._step.mark() if choice == Choice.GREEDY else self._step.choose_again(last, choice)
 
     def warm_up(self) -> None:
-        """Run every length that attention has a plan for, the longest prompt last: no later one has to allocate."""
-        for length in self._warm:
+        """Run every length that attention has a plan for, and the longest one without, the longest prompt last: no
+        later one has to allocate."""
+        unplanned = range(self._cache.capacity - 1, max((n for n, *_ in self._graphs), default=0), -1)
+        longest = next((n for n in unplanned if self._padded(n) == n and n not in self._planned), None)
+        for length in sorted((*self._warm, *(() if longest is None else (longest,)))):
             self(0, [0] * length)
 
     def _launch(self, row: int, ids: torch.Tensor, start: int, *, last: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -71,6 +72,7 @@ class SkotergyEngine:
     ) -> None:
         del threads
         _check_options(max_batch, warmup_buckets)
+        gc.collect()  # an engine that is gone has graphs, and one that is destroyed during a capture breaks it
         facts = load_facts(Path(local_dir), layers)
         check_context(max_model_len, facts)
         self._device = torch.device(device)
