@@ -81,8 +81,8 @@ _LARGE_MANY = BatchTiles(
 )
 _MEDIUM_BATCH = BatchTiles(
     qkv=GemmTile(64, 128, 6, 4),
-    o=GemmTile(128, 128, 4, 4, splits=4),
-    gate_up=GemmTile(128, 128, 4, 4),
+    o=GemmTile(64, 128, 4, 4, splits=4),
+    gate_up=GemmTile(64, 128, 5, 4),
     down=GemmTile(64, 128, 4, 4, splits=8),
     head=GemmTile(64, 64, 5, 4),
     attention=_BATCH_ATTENTION,
