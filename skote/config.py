@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -74,12 +75,19 @@ def _engine_keys() -> dict[str, Any]:
 
 @dataclass
 class RouterConfig:
-    """How requests are spread over the replicas of an arm."""
+    """How requests are spread over the replicas of an arm: `skote.runtime.dispatch.DispatchOptions`.
+
+    Attributes:
+        hang_s: seconds without a token or an answer after which a busy replica's process is ended.
+    """
 
     policy: str = "round_robin"
     max_concurrency_per_device: int = 1
     microbatch_window_ms: float = 0.0
     microbatch_max: int = 8
+    max_queue: int | None = None
+    max_restarts: int = 0
+    hang_s: float | None = 1800.0
 
 
 @dataclass
@@ -166,13 +174,14 @@ def to_settings(config: DictConfig) -> RunConfig:
     """The composed tree as dataclasses, every interpolation resolved.
 
     Raises:
-        UsageError: a key that the schema does not have (Hydra's `+key=value` may add one), or an engine without its
-            two keys.
+        UsageError: a key that the schema does not have (Hydra's `+key=value` may add one), a number that is not finite,
+            or an engine without its two keys.
     """
     settings = OmegaConf.to_object(config)
     if not isinstance(settings, RunConfig):
         raise TypeError(f"the composed configuration is a {type(settings).__name__}, not a RunConfig")
     _check_keys(settings, "")
+    _check_finite(settings, "")
     for group, keys in (("engine", settings.engine), ("compare", settings.compare)):
         for key in ("name", "_target_"):
             if not isinstance(keys.get(key), str):
@@ -206,3 +215,16 @@ def _check_keys(node: Any, prefix: str) -> None:  # noqa: ANN401 (a dataclass of
         if key not in known:
             raise UsageError(f"There is no option {prefix}{key}; --help lists what there is.")
         _check_keys(value, f"{prefix}{key}.")
+
+
+def _check_finite(node: Any, name: str) -> None:  # noqa: ANN401 (a dataclass of the schema, a container, or a leaf)
+    """Refuse nan and infinity anywhere: they slip through comparisons, and a manifest, which is JSON, holds neither."""
+    if isinstance(node, float) and not math.isfinite(node):
+        raise UsageError(f"{name} must be a finite number, got {node}.")
+    items = vars(node) if is_dataclass(node) else node
+    if isinstance(items, dict):
+        for key, value in items.items():
+            _check_finite(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(items, list):
+        for index, value in enumerate(items):
+            _check_finite(value, f"{name}[{index}]")

@@ -1,4 +1,4 @@
-"""E11: one replica a device, each with a queue of its own and a cap on what is in flight."""
+"""E11 and E05: one replica a device, each with a queue and a cap of its own; nothing is lost by a close or a cancel."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from skote.types import Completion, EngineSpec, Request
 
 REPLICAS = 2
 REQUESTS = 120
+QUEUED = 40
+LONG = 1000
 CAPS = (1, 2, 5)
 
 
@@ -41,6 +43,14 @@ class Counting:
         future = self._replica.generate(requests)
         future.add_done_callback(self._ended)
         return future
+
+    def cancel(self, launch: Future[list[Completion]], row: int) -> None:
+        """As `Replica.cancel`."""
+        self._replica.cancel(launch, row)
+
+    def restart(self) -> None:
+        """As `Replica.restart`."""
+        self._replica.restart()
 
     def _ended(self, _: Future[list[Completion]]) -> None:
         with self._lock:
@@ -69,6 +79,50 @@ def in_flight(subject: Subject) -> Figures:
             above = max(above, *(replica.peak - cap for replica in replicas))
             idle += sum(replica.peak == 0 for replica in replicas)
     return {"launches_above_cap": above, "requests_lost": lost, "replicas_idle": idle}
+
+
+def closing(subject: Subject) -> Figures:
+    """Close the dispatcher of a simulated replica on 40 requests that came at once, when the first one is answered.
+
+    `requests_lost`: neither answered nor cancelled, or answered with another number of tokens than asked for.
+    `requests_cancelled`: those that the replica had not taken yet.
+    """
+    with Replica(_simulated(), index=0, device="cpu", log=_log(subject, 0)) as replica:
+        dispatcher = ReplicaDispatcher([replica], max_concurrency_per_device=1)
+        futures = [dispatcher.dispatch(Request(f"queued-{index}", (1, 2, 3), 5)) for index in range(QUEUED)]
+        futures[0].result()
+        dispatcher.close()
+        completions = [future.result() for future in futures]
+    answered = sum(each.status == "ok" and len(each.output_ids) == 5 for each in completions)
+    cancelled = sum(each.status == "cancelled" for each in completions)
+    return {"requests_lost": QUEUED - answered - cancelled, "requests_cancelled": cancelled}
+
+
+def cancelling(subject: Subject) -> Figures:
+    """Cancel every fifth of 40 requests that came at once to a simulated replica, the running one among them.
+
+    `requests_lost`: of the others without all their tokens, and of the cancelled ones without an answer.
+    `cancelled_too_late`: of those that waited, answered with a token. `running_finished`: the running one, which had
+    1,000 tokens to go, went on to its end.
+    """
+    with (
+        Replica(_simulated(), index=0, device="cpu", log=_log(subject, 0)) as replica,
+        ReplicaDispatcher([replica], max_concurrency_per_device=1) as dispatcher,
+    ):
+        asked = [LONG] + [5] * (QUEUED - 1)
+        requests = [Request(f"queued-{index}", (1, 2, 3), tokens) for index, tokens in enumerate(asked)]
+        futures = [dispatcher.dispatch(request) for request in requests]
+        for future in futures[::5]:
+            dispatcher.cancel(future)
+        completions = [future.result() for future in futures]
+    dropped = completions[::5]
+    kept = [each for index, each in enumerate(completions) if index % 5]
+    lost = sum(each.status != "ok" or len(each.output_ids) != 5 for each in kept)
+    return {
+        "requests_lost": lost + sum(each.status != "cancelled" for each in dropped),
+        "cancelled_too_late": sum(bool(each.output_ids) for each in dropped[1:]),
+        "running_finished": int(len(dropped[0].output_ids) == LONG),
+    }
 
 
 def _simulated() -> EngineSpec:

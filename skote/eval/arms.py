@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ class Arm:
         peaks = [each.result() for each in asked]
         return {
             "engine": self.engine,
+            "events": [asdict(event) for event in self.dispatcher.events],
             "replicas": [
                 {
                     "device": replica.device,
@@ -98,6 +99,8 @@ def start_arm(
                     device=device,
                     setup=partial(set_flags, flags_for(dtype, threads)),
                     log=log_dir / f"{name}-{index}.log" if log_dir else None,
+                    hide_ids=True,  # p00, w00 and b00-r00 would tell an engine when it is measured
+                    hang_s=router.hang_s,
                 )
             )
         )
@@ -112,6 +115,8 @@ def start_arm(
             max_concurrency_per_device=router.max_concurrency_per_device,
             microbatch_window_ms=router.microbatch_window_ms,
             microbatch_max=router.microbatch_max,
+            max_queue=router.max_queue,
+            max_restarts=router.max_restarts,
         )
     )
     return Arm(name, config.name, replicas, dispatcher, load_s)

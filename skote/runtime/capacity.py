@@ -23,7 +23,7 @@ def check_memory(
     """Check that weights and KV cache of all arms, one replica of each on every device, fit side by side.
 
     `caches` has the positions of each arm's cache, of all its rows. `reference` adds the fp32 weights that rounded
-    dtypes are compared with, on the first device.
+    dtypes and sampled outputs are compared with, on the first device.
 
     Raises:
         CapacityError: they do not; the sentence says what is needed and what there is.

@@ -3,72 +3,66 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from itertools import islice, takewhile
 from types import TracebackType
-from typing import Literal, Protocol
+from typing import Literal
 
-from skote.runtime.policies import Load, find_policy, recent_mean
-from skote.types import Completion, Request, UsageError
+from skote.runtime.lane import Lane, Launcher, ReplicaCounts, Ticket
+from skote.runtime.policies import new_policy
+from skote.types import Completion, Request, SkoteError, UsageError
 
-
-class Launcher(Protocol):
-    """What a dispatcher needs of a replica (`skote.runtime.replica.Replica`)."""
-
-    index: int
-    device: str
-
-    @property
-    def death(self) -> str | None:
-        """Why the replica ended, in a sentence; None while it is alive."""
-
-    def generate(self, requests: Sequence[Request]) -> Future[list[Completion]]:
-        """One launch; the future never raises."""
+_Status = Literal["error", "cancelled"]
+_Launch = tuple[Lane, list[Ticket]]
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaCounts:
-    """What a replica has had to do. A launch holds one request, or several where a micro-batch window is on."""
+class ReplicaEvent:
+    """What befell a replica, at `t_ns` (`time.monotonic_ns`)."""
 
-    index: int
-    device: str
-    dispatched: int
-    """Requests that were given to the replica's queue."""
-    launches: int
-    """Launches that were handed to its process."""
-    in_flight_peak: int
-    """The most launches that were unanswered at one time."""
+    t_ns: int
+    replica: int
+    what: Literal["ended", "restarted", "given up"]
+    sentence: str
 
 
-@dataclass(slots=True)
-class _Ticket:
-    request: Request
-    dispatched_ns: int
-    future: Future[Completion]
+@dataclass(frozen=True, slots=True)
+class DispatchOptions:
+    """How a dispatcher treats its replicas.
 
+    Attributes:
+        policy: a name in `skote.runtime.policies.POLICIES`.
+        max_concurrency_per_device: unanswered launches of a replica at one time.
+        microbatch_window_ms: how long a request may wait for others to share its launch; 0 is off.
+        microbatch_max: the most requests of a launch.
+        max_queue: the most requests that may wait for a replica, past which one is refused; None is no limit.
+        max_restarts: how often a replica that ended is started again.
 
-@dataclass(slots=True)
-class _Lane:
-    """A replica with its queue; guarded by the dispatcher's lock."""
+    Raises:
+        UsageError: an unknown policy, a number out of its range.
+    """
 
-    replica: Launcher
-    queue: deque[_Ticket] = field(default_factory=deque)
-    running: int = 0  # requests in unanswered launches
-    in_flight: int = 0
-    in_flight_peak: int = 0
-    dispatched: int = 0
-    launches: int = 0
-    mean_prompt_tokens: float | None = None
+    policy: str = "round_robin"
+    max_concurrency_per_device: int = 1
+    microbatch_window_ms: float = 0.0
+    microbatch_max: int = 8
+    max_queue: int | None = None
+    max_restarts: int = 0
 
-
-_Status = Literal["error", "cancelled"]
-_Launch = tuple[_Lane, list[_Ticket]]
+    def __post_init__(self) -> None:
+        new_policy(self.policy)
+        for name, least in (("max_concurrency_per_device", 1), ("microbatch_max", 1), ("max_restarts", 0)):
+            if getattr(self, name) < least:
+                raise UsageError(f"{name} must be at least {least}, got {getattr(self, name)}.")
+        if self.max_queue is not None and self.max_queue < 0:
+            raise UsageError(f"max_queue must be 0 or more, or null for no limit, got {self.max_queue}.")
+        if not 0.0 <= self.microbatch_window_ms < math.inf:
+            raise UsageError(f"microbatch_window_ms must be 0 (off) or more, got {self.microbatch_window_ms}.")
 
 
 class ReplicaDispatcher:
@@ -76,11 +70,13 @@ class ReplicaDispatcher:
 
     With a micro-batch window a launch gathers greedy requests in the order of their arrival, until there are
     `microbatch_max` or the first has waited `microbatch_window_ms`; a sampled one, with its own seed, goes alone. A
-    replica that ends takes its own requests with it, queued ones included; later requests go to the others. The
-    replicas stay the caller's to close; close the dispatcher first.
+    replica that ends takes the requests that it has begun with it; those that wait for it go to the others, or wait
+    until it was started again. The replicas stay the caller's to close; close the dispatcher first.
+
+    The keywords are those of `DispatchOptions`.
 
     Raises:
-        UsageError: no replica, an unknown policy, a cap or micro-batch below 1, a negative window.
+        UsageError: no replica, two of one index, or options that `DispatchOptions` refuses.
     """
 
     def __init__(
@@ -91,23 +87,22 @@ class ReplicaDispatcher:
         max_concurrency_per_device: int = 1,
         microbatch_window_ms: float = 0.0,
         microbatch_max: int = 8,
+        max_queue: int | None = None,
+        max_restarts: int = 0,
     ) -> None:
         if not replicas:
             raise UsageError("A dispatcher needs at least one replica.")
-        if max_concurrency_per_device < 1:
-            raise UsageError(f"max_concurrency_per_device must be at least 1, got {max_concurrency_per_device}.")
-        if microbatch_max < 1:
-            raise UsageError(f"microbatch_max must be at least 1, got {microbatch_max}.")
-        if not microbatch_window_ms >= 0.0:
-            raise UsageError(f"microbatch_window_ms must be 0 (off) or more, got {microbatch_window_ms}.")
-        self._choose = find_policy(policy)
-        self._cap = max_concurrency_per_device
-        self._window_ns = round(microbatch_window_ms * 1e6)
-        self._batch_max = microbatch_max if self._window_ns else 1
-        self._lanes = {replica.index: _Lane(replica) for replica in sorted(replicas, key=lambda each: each.index)}
+        options = self._options = DispatchOptions(
+            policy, max_concurrency_per_device, microbatch_window_ms, microbatch_max, max_queue, max_restarts
+        )
+        self._policy = new_policy(options.policy)
+        self._window_ns = round(options.microbatch_window_ms * 1e6)
+        self._batch_max = options.microbatch_max if self._window_ns else 1
+        self._lanes = {replica.index: Lane(replica) for replica in sorted(replicas, key=lambda each: each.index)}
         if len(self._lanes) != len(replicas):
             raise UsageError("Every replica of a dispatcher needs an index of its own.")
-        self._last = -1
+        self._events: list[ReplicaEvent] = []
+        self._tickets: dict[Future[Completion], Ticket] = {}
         self._closed = False
         self._changed = threading.Condition()
         self._timer: threading.Thread | None = None
@@ -127,34 +122,53 @@ class ReplicaDispatcher:
     def counts(self) -> list[ReplicaCounts]:
         """Each replica's counts so far, in the order of their indices."""
         with self._changed:
-            return [
-                ReplicaCounts(
-                    lane.replica.index,
-                    lane.replica.device,
-                    lane.dispatched,
-                    lane.launches,
-                    lane.in_flight_peak,
-                )
-                for lane in self._lanes.values()
-            ]
+            return [lane.counts for lane in self._lanes.values()]
+
+    @property
+    def events(self) -> list[ReplicaEvent]:
+        """Replicas that ended and came back so far, in the order of time."""
+        with self._changed:
+            return list(self._events)
 
     def dispatch(self, request: Request) -> Future[Completion]:
-        """Choose a replica and queue `request` there; the future never raises and cannot be cancelled.
+        """Choose a replica and queue `request` there; the future never raises. `cancel` it here, not by its own method.
 
-        It resolves at once, with status "error", where every replica has ended, and "cancelled" after `close`.
+        It resolves at once, with status "error", where every replica has ended or every queue is full, and "cancelled"
+        after `close`.
         """
-        ticket = _Ticket(request, time.monotonic_ns(), Future())
+        ticket = Ticket(request, time.monotonic_ns(), Future())
         ticket.future.set_running_or_notify_cancel()
+        launches: list[_Launch] = []
         with self._changed:
             refusal = self._refusal()
             if refusal is None:
+                self._tickets[ticket.future] = ticket
                 launches = self._take_launches(self._enqueue(ticket))
                 self._changed.notify()
-        if refusal is None:
-            self._launch(launches)
-        else:
+        if refusal is not None:
             _refuse(ticket, *refusal)
+        self._launch(launches)
         return ticket.future
+
+    def cancel(self, future: Future[Completion]) -> bool:
+        """Drop the request of a future that `dispatch` gave; False where it was answered already.
+
+        One that runs is left within a step, and keeps the tokens that it has.
+        """
+        with self._changed:
+            ticket = self._tickets.get(future)
+            if ticket is None:
+                return False
+            ticket.cancelled = True
+            lane = next((each for each in self._lanes.values() if each.withdraw(ticket)), None)
+            if lane is not None:
+                del self._tickets[future]
+            drop = ticket.drop
+        if lane is not None:
+            _refuse(ticket, "cancelled", "The request was cancelled before a replica took it.", lane.replica)
+        elif drop is not None:
+            drop()
+        return True
 
     def close(self) -> None:
         """Resolve what is queued with status "cancelled" and take no more; launches in flight are still answered."""
@@ -163,6 +177,8 @@ class ReplicaDispatcher:
             queued = [(ticket, lane.replica) for lane in self._lanes.values() for ticket in lane.queue]
             for lane in self._lanes.values():
                 lane.queue.clear()
+            for ticket, _ in queued:
+                del self._tickets[ticket.future]
             self._changed.notify()
         for ticket, replica in queued:
             _refuse(ticket, "cancelled", "The dispatcher was closed before a replica took the request.", replica)
@@ -172,63 +188,124 @@ class ReplicaDispatcher:
     def _refusal(self) -> tuple[_Status, str] | None:
         if self._closed:
             return "cancelled", "The dispatcher was closed before the request came."
-        deaths = [lane.replica.death for lane in self._lanes.values()]
-        if None in deaths:
-            return None
-        return "error", f"No replica is left: {' '.join(map(str, deaths))}"
+        lanes = self._open_lanes()
+        if not lanes:
+            deaths = " ".join(str(lane.replica.death) for lane in self._lanes.values())
+            return "error", f"No replica is left: {deaths}"
+        if not self._with_room(lanes):
+            state = "; ".join(
+                f"replica {lane.replica.index}: {len(lane.queue)} wait, {lane.running} run" for lane in lanes
+            )
+            return "error", f"Every queue is full ({state}; max_queue={self._options.max_queue}): try again later."
+        return None
 
-    def _enqueue(self, ticket: _Ticket) -> _Lane:
-        prompt_tokens = len(ticket.request.input_ids)
-        loads = [
-            Load(lane.replica.index, len(lane.queue) + lane.running, lane.mean_prompt_tokens)
-            for lane in self._lanes.values()
-            if lane.replica.death is None
+    def _open_lanes(self) -> list[Lane]:
+        """Those that live; where none does, those that are being started again."""
+        for lane in self._lanes.values():
+            if lane.replica.death is not None and not (lane.reviving or lane.given_up):
+                self._note_end(lane)
+        living = [lane for lane in self._lanes.values() if lane.alive]
+        return living or [lane for lane in self._lanes.values() if lane.reviving]
+
+    def _with_room(self, lanes: Sequence[Lane]) -> list[Lane]:
+        """Those that can start a request at once, or let one more wait."""
+        most = self._options.max_queue
+        if most is None:
+            return list(lanes)
+        cap = self._options.max_concurrency_per_device
+        return [
+            lane for lane in lanes if len(lane.queue) < most or (lane.alive and not lane.queue and lane.in_flight < cap)
         ]
-        self._last = self._choose(loads, prompt_tokens, self._last)
-        lane = self._lanes[self._last]
-        lane.queue.append(ticket)
-        lane.dispatched += 1
-        lane.mean_prompt_tokens = recent_mean(lane.mean_prompt_tokens, prompt_tokens)
+
+    def _enqueue(self, ticket: Ticket) -> Lane:
+        lanes = self._open_lanes()
+        loads = [lane.load for lane in self._with_room(lanes) or lanes]
+        lane = self._lanes[self._policy.choose(loads, len(ticket.request.input_ids))]
+        lane.put(ticket)
         return lane
 
-    def _take_launches(self, lane: _Lane) -> list[_Launch]:
+    def _take_launches(self, lane: Lane) -> list[_Launch]:
         """Take what may be launched now; called under the lock, while the launches themselves are made outside."""
+        if not lane.alive:
+            return self._abandon(lane)
         launches: list[_Launch] = []
-        if lane.replica.death is not None and lane.queue:
-            launches.append(self._take(lane, len(lane.queue)))  # it answers them at once, with its sentence
-        while lane.queue and lane.in_flight < self._cap:
-            size = self._batch_size(lane)
+        while lane.queue and lane.in_flight < self._options.max_concurrency_per_device:
+            size = lane.batch_size(self._batch_max)
             may_grow = size == len(lane.queue) and size < self._batch_max
             if may_grow and time.monotonic_ns() < self._deadline_ns(lane):
                 break
-            launches.append(self._take(lane, size))
+            launches.append((lane, lane.take(size)))
             lane.launches += 1
             lane.in_flight_peak = max(lane.in_flight_peak, lane.in_flight)
         return launches
 
-    def _take(self, lane: _Lane, size: int) -> _Launch:
-        lane.running += size
-        lane.in_flight += 1
-        return lane, [lane.queue.popleft() for _ in range(size)]
+    def _abandon(self, lane: Lane) -> list[_Launch]:
+        """What becomes of the queue of a replica that has ended: others take it, or it waits for the replica."""
+        lanes = self._open_lanes()
+        if not lane.queue or (lane in lanes and lane.reviving):
+            return []
+        if not lanes:
+            return [(lane, lane.take(len(lane.queue)))]  # it answers them at once, with its sentence
+        others = []
+        for ticket in list(lane.queue):
+            lane.withdraw(ticket)
+            others.append(self._enqueue(ticket))
+        return [launch for other in {each.replica.index: each for each in others}.values()
+                for launch in self._take_launches(other)]  # fmt: skip
 
-    def _batch_size(self, lane: _Lane) -> int:
-        """How many requests from the head of the queue may share a launch."""
-        greedy = takewhile(lambda ticket: ticket.request.sampling.greedy, lane.queue)
-        return sum(1 for _ in islice(greedy, self._batch_max)) or 1
+    def _note_end(self, lane: Lane) -> None:
+        """Remember that a replica has ended, and start it again where that may be."""
+        self._note(lane, "ended", str(lane.replica.death))
+        if self._closed or lane.restarts >= self._options.max_restarts:
+            lane.given_up = True
+            return
+        lane.restarts += 1
+        lane.reviving = True
+        name = f"revive-{lane.replica.index}"
+        threading.Thread(target=self._revive, args=(lane,), name=name, daemon=True).start()
 
-    def _deadline_ns(self, lane: _Lane) -> int:
+    def _revive(self, lane: Lane) -> None:
+        started = time.monotonic()
+        try:
+            lane.replica.restart()
+            failure = None
+        except SkoteError as error:
+            failure = str(error)
+        with self._changed:
+            lane.reviving = False
+            lane.given_up = failure is not None
+            if failure is None:
+                took = time.monotonic() - started
+                self._note(lane, "restarted", f"Replica {lane.replica.index} was ready again after {took:.1f} s.")
+            else:
+                self._note(lane, "given up", failure)
+            launches = self._take_launches(lane)
+            self._changed.notify()
+        self._launch(launches)
+
+    def _note(self, lane: Lane, what: Literal["ended", "restarted", "given up"], sentence: str) -> None:
+        self._events.append(ReplicaEvent(time.monotonic_ns(), lane.replica.index, what, sentence))
+
+    def _deadline_ns(self, lane: Lane) -> int:
         return lane.queue[0].dispatched_ns + self._window_ns
 
     def _launch(self, launches: Sequence[_Launch]) -> None:
         for lane, tickets in launches:
             future = lane.replica.generate([ticket.request for ticket in tickets])
+            with self._changed:
+                for row, ticket in enumerate(tickets):
+                    ticket.drop = partial(lane.replica.cancel, future, row)
+                cancelled = [ticket.drop for ticket in tickets if ticket.cancelled and ticket.drop]
+            for drop in cancelled:
+                drop()
             future.add_done_callback(partial(self._answer, lane, tickets))
 
-    def _answer(self, lane: _Lane, tickets: Sequence[_Ticket], done: Future[list[Completion]]) -> None:
+    def _answer(self, lane: Lane, tickets: Sequence[Ticket], done: Future[list[Completion]]) -> None:
         """Keep the device busy first, then hand the completions back; runs in the replica's thread."""
         with self._changed:
-            lane.in_flight -= 1
-            lane.running -= len(tickets)
+            lane.answered(tickets)
+            for ticket in tickets:
+                del self._tickets[ticket.future]
             launches = self._take_launches(lane)
             self._changed.notify()
         self._launch(launches)
@@ -249,13 +326,14 @@ class ReplicaDispatcher:
             self._launch(launches)
 
     def _seconds_to_next_window(self) -> float | None:
-        open_lanes = [lane for lane in self._lanes.values() if lane.queue and lane.in_flight < self._cap]
+        cap = self._options.max_concurrency_per_device
+        open_lanes = [lane for lane in self._lanes.values() if lane.alive and lane.queue and lane.in_flight < cap]
         if not open_lanes:
             return None
         return max(0.0, min(map(self._deadline_ns, open_lanes)) - time.monotonic_ns()) / 1e9
 
 
-def _refuse(ticket: _Ticket, status: _Status, sentence: str, replica: Launcher | None = None) -> None:
+def _refuse(ticket: Ticket, status: _Status, sentence: str, replica: Launcher | None = None) -> None:
     """Resolve a ticket that no replica took."""
     ticket.future.set_result(
         Completion(

@@ -71,7 +71,7 @@ class SkotergyEngine:
         compile: bool = True,
     ) -> None:
         del threads
-        _check_options(max_batch, warmup_buckets)
+        _check_options(max_batch, warmup_buckets, compile)
         gc.collect()  # an engine that is gone has graphs, and one that is destroyed during a capture breaks it
         facts = load_facts(Path(local_dir), layers)
         check_context(max_model_len, facts)
@@ -194,7 +194,9 @@ class SkotergyEngine:
         return notes
 
 
-def _check_options(max_batch: int, warmup_buckets: Sequence[int] | None) -> None:
+def _check_options(max_batch: int, warmup_buckets: Sequence[int] | None, compiled: bool) -> None:
+    if not isinstance(compiled, bool):
+        raise UsageError(f"engine.compile={compiled} must be true or false.")
     if not isinstance(max_batch, int) or not 1 <= max_batch <= MAX_BATCH:
         raise UsageError(f"engine.max_batch={max_batch} must lie between 1 and {MAX_BATCH}.")
     if isinstance(warmup_buckets, str) or not isinstance(warmup_buckets, Sequence | None):

@@ -1,14 +1,16 @@
-"""Which replica takes a request: pure functions over the replicas' loads.
+"""Which replica takes a request: small classes that look at the replicas' loads.
 
-A policy gets the living replicas' loads in the order of their indices (never none), the prompt's length in tokens,
-and the index of the replica that was chosen last (-1 at first); it returns the index of the replica to take.
+A policy gets the loads of the replicas that may take the request, in the order of their indices (never none), and the
+prompt's length in tokens; it returns the index of the replica to take. A dispatcher has a policy of its own and asks it
+under its lock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Protocol
 
 from skote.types import UsageError
 
@@ -23,11 +25,17 @@ class Load:
     index: int
     requests: int
     """Requests that wait or run there."""
+    tokens: int
+    """Prompt tokens and new tokens that those requests may take."""
     mean_prompt_tokens: float | None
     """The recent mean prompt length, None before the first prompt."""
 
 
-Policy = Callable[[Sequence[Load], int, int], int]
+class Policy(Protocol):
+    """Chooses a replica."""
+
+    def choose(self, loads: Sequence[Load], prompt_tokens: int) -> int:
+        """The index of one of `loads`."""
 
 
 def recent_mean(mean: float | None, prompt_tokens: int) -> float:
@@ -37,44 +45,70 @@ def recent_mean(mean: float | None, prompt_tokens: int) -> float:
     return mean + RECENT_WEIGHT * (prompt_tokens - mean)
 
 
-def round_robin(loads: Sequence[Load], prompt_tokens: int, last: int) -> int:
-    """The next living replica after the last one, whatever its load."""
-    del prompt_tokens
-    return next((load.index for load in loads if load.index > last), loads[0].index)
+class RoundRobin:
+    """The next replica after the last one, whatever its load."""
+
+    def __init__(self) -> None:
+        self._last = -1
+
+    def choose(self, loads: Sequence[Load], prompt_tokens: int) -> int:
+        """As `Policy.choose`."""
+        del prompt_tokens
+        self._last = next((load.index for load in loads if load.index > self._last), loads[0].index)
+        return self._last
 
 
-def shortest_queue(loads: Sequence[Load], prompt_tokens: int, last: int) -> int:
+class ShortestQueue:
     """The replica with the fewest requests waiting or running; the lowest index among equals."""
-    del prompt_tokens, last
-    return min(loads, key=lambda load: (load.requests, load.index)).index
+
+    def choose(self, loads: Sequence[Load], prompt_tokens: int) -> int:
+        """As `Policy.choose`."""
+        del prompt_tokens
+        return min(loads, key=lambda load: (load.requests, load.index)).index
 
 
-def length_aware(loads: Sequence[Load], prompt_tokens: int, last: int) -> int:
+class LeastWork:
+    """The replica whose requests may take the fewest tokens; then the fewest requests, then the lowest index."""
+
+    def choose(self, loads: Sequence[Load], prompt_tokens: int) -> int:
+        """As `Policy.choose`."""
+        del prompt_tokens
+        return min(loads, key=lambda load: (load.tokens, load.requests, load.index)).index
+
+
+class LengthAware:
     """The replica whose recent prompts were closest in length; then the least loaded, then the lowest index.
 
     A replica that has seen no prompt fits any length (distance 0), so that every replica finds its lengths before
     a distant one is taken.
     """
-    del last
 
-    def rank(load: Load) -> tuple[float, int, int]:
-        mean = load.mean_prompt_tokens
-        return (0.0 if mean is None else abs(mean - prompt_tokens), load.requests, load.index)
+    def choose(self, loads: Sequence[Load], prompt_tokens: int) -> int:
+        """As `Policy.choose`."""
 
-    return min(loads, key=rank).index
+        def rank(load: Load) -> tuple[float, int, int]:
+            mean = load.mean_prompt_tokens
+            return (0.0 if mean is None else abs(mean - prompt_tokens), load.requests, load.index)
+
+        return min(loads, key=rank).index
 
 
-POLICIES = MappingProxyType(
-    {"round_robin": round_robin, "shortest_queue": shortest_queue, "length_aware": length_aware}
+POLICIES: Mapping[str, Callable[[], Policy]] = MappingProxyType(
+    {
+        "round_robin": RoundRobin,
+        "shortest_queue": ShortestQueue,
+        "least_work": LeastWork,
+        "length_aware": LengthAware,
+    }
 )
 
 
-def find_policy(name: str) -> Policy:
-    """The policy called `name`.
+def new_policy(name: str) -> Policy:
+    """A policy of the kind called `name`.
 
     Raises:
         UsageError: there is no such policy.
     """
     if name not in POLICIES:
         raise UsageError(f"There is no routing policy {name!r}; choose one of {', '.join(POLICIES)}.")
-    return POLICIES[name]
+    return POLICIES[name]()

@@ -1,44 +1,26 @@
-"""A replica as its parent sees it: one engine in a process of its own, called through futures.
-
-The process is a fresh interpreter (subprocess, not multiprocessing), so the user's `__main__` is never imported again.
-"""
+"""A replica as its parent sees it: one engine in a process of its own, called through futures, and started again."""
 
 from __future__ import annotations
 
 import contextlib
-import os
+import dataclasses
+import itertools
 import pickle
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, cast
 
 from skote import types
-from skote.runtime.worker import READY, Part
-from skote.types import Chunk, Completion, EngineSpec, RecordError, ReplicaError, Request, SkoteError
+from skote.runtime.worker import CANCEL, READY, Part
+from skote.runtime.worker_process import WorkerProcess
+from skote.types import Chunk, Completion, EngineSpec, ReplicaError, Request, SkoteError
 
-# The worker talks over a duplicate and never closes the original: the parent's end of file is the process's very end,
-# not some moment of the interpreter's shutdown, and a compiler that the worker starts does not hold it open.
-_BOOT = """
-import os, sys
-from multiprocessing.connection import Connection
-fd = int(sys.argv[1])
-os.set_inheritable(fd, False)
-connection = Connection(os.dup(fd))
-sys.path[:] = connection.recv()
-from skote.runtime.worker import main
-main(connection)
-"""
 _TERM_S = 1.0  # from SIGTERM to SIGKILL
-_TAIL_BYTES = 4096
 
 
 class _Call:
@@ -79,9 +61,9 @@ class _Launch(_Call):
                     dispatched_ns=self._dispatched_ns,
                     admitted_ns=part.admitted_ns,
                     end_ns=end_ns,
-                    status="ok" if part.error is None else "error",
+                    status="error" if part.error else "cancelled" if part.cancelled else "ok",
                     finish_reason=part.finish_reason,
-                    error=part.error,
+                    error=part.error or ("The request was cancelled." if part.cancelled else None),
                     replica=self._replica,
                     device=self._device,
                 )
@@ -115,7 +97,9 @@ class Replica:
     """One engine in its own process, which ends with `close`, with this process, or by an accident of its own.
 
     `setup` (a module-level function, or a partial of one) runs in the process before the engine is built. The
-    process writes its stdout and stderr to the end of `log`, or to this process's stderr where `log` is None.
+    process writes its stdout and stderr to the end of `log`, or to this process's stderr where `log` is None. With
+    `hide_ids` the engine sees its requests counted, whatever their ids are; completions have the requests' own. A
+    launch that brings neither a token nor an answer for `hang_s` seconds ends the process; None waits for ever.
 
     Raises:
         ReplicaError: the process cannot be started.
@@ -130,32 +114,29 @@ class Replica:
         device: str,
         setup: Callable[[], None] | None = None,
         log: Path | None = None,
+        hide_ids: bool = False,
+        hang_s: float | None = None,
     ) -> None:
-        first = pickle.dumps((spec, setup))
         self.index = index
         self.device = device
         self._name = f"Replica {index} ({device})"
         self._log = log
-        self._log_start = 0
+        self._hang_s = hang_s
+        self._counted = map(str, itertools.count()) if hide_ids else None
+        self._first = pickle.dumps((spec, setup))
         self._lock = threading.Lock()
-        self._death: str | None = None
         self._closing = False
-        self._reaped = False
+        self._next_id = READY + 1
+        self._open()
+
+    def _open(self) -> None:
+        """Start a process; the first, or in place of one that has ended."""
+        self._process = WorkerProcess(self._name, self._log, self._first)
+        self._death: str | None = None
+        self._hangs = False
         self._ready = _Call()
         self._calls: dict[int, _Call] = {READY: self._ready}
-        self._next_id = READY + 1
-        self._connection, theirs = Pipe()
-        try:
-            self._process = self._start(theirs)
-        except BaseException:
-            self._connection.close()
-            raise
-        finally:
-            theirs.close()
-        with contextlib.suppress(OSError):  # it died already, and the reader says so
-            self._connection.send(sys.path)
-            self._connection.send_bytes(first)
-        self._reader = threading.Thread(target=self._read, name=f"replica-{index}", daemon=True)
+        self._reader = threading.Thread(target=self._read, name=f"replica-{self.index}", daemon=True)
         self._reader.start()
 
     def __enter__(self) -> Replica:
@@ -202,14 +183,38 @@ class Replica:
             self.close()
             raise
 
+    def restart(self, timeout: float | None = None) -> None:
+        """Start the process of a replica that has ended again, and wait as `wait_ready` does.
+
+        Raises:
+            SkoteError: as `wait_ready`.
+            ReplicaError: it has not ended, or was closed; or as the constructor.
+        """
+        with self._lock:
+            if self._death is None or self._closing:
+                raise ReplicaError(f"{self._name} cannot be started again: it {self._death or 'has not ended'}")
+            self._open()
+        self.wait_ready(timeout)
+
     def generate(self, requests: Sequence[Request]) -> Future[list[Completion]]:
         """Hand over `requests` as one launch; launches queue in the process and are answered in order.
 
         The future never raises: failures are completions with status "error", or "cancelled" after `close`.
         """
         launch = _Launch(tuple(requests), self.index, self.device)
-        self._send(launch, "generate", (launch.requests,))
+        self._send(launch, "generate", (tuple(map(self._as_seen, launch.requests)),))
         return launch.future
+
+    def cancel(self, launch: Future[list[Completion]], row: int) -> None:
+        """Drop a row of a launch that `generate` gave; it is left within a step where no other row is waited for.
+
+        Its completion has status "cancelled" and the tokens until then, or "ok" where it had them all.
+        """
+        with self._lock:
+            call_id = next((each for each, call in self._calls.items() if call.future is launch), None)
+            if call_id is not None:
+                with contextlib.suppress(OSError):  # the reader meets the same end, and answers every call
+                    self._process.connection.send_bytes(CANCEL + f"{call_id} {row}".encode())
 
     def call(self, method: str, *args: object) -> Future[Any]:
         """Call a public method of the engine, or the worker's own `peak_memory` (a dict of bytes).
@@ -218,44 +223,25 @@ class Replica:
         `ReplicaError` where the process ended.
         """
         call = _Call()
-        self._send(call, method, args)
+        self._send(call, method, tuple(self._as_seen(each) if isinstance(each, Request) else each for each in args))
         return call.future
 
     def close(self, grace_s: float = 5.0) -> None:
         """Ask the process to stop, terminate it after `grace_s` seconds, then kill it; returns when it is gone."""
         with self._lock:
             self._closing = True
-            if not self._reaped:
+            process, reader = self._process, self._reader
+            if self._death is None:
                 with contextlib.suppress(OSError):
-                    self._connection.send(None)
-        self._reader.join(grace_s)
-        self._signal(signal.SIGTERM)
-        self._reader.join(_TERM_S)
-        self._signal(signal.SIGKILL)
-        self._reader.join()
+                    process.connection.send(None)
+        reader.join(grace_s)
+        process.signal(signal.SIGTERM)
+        reader.join(_TERM_S)
+        process.signal(signal.SIGKILL)
+        reader.join()
 
-    def _start(self, theirs: Connection) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-P", "-c", _BOOT, str(theirs.fileno())]
-        with contextlib.ExitStack() as stack:
-            output: Any = 2  # stdout belongs to the user's own output
-            if self._log is not None:
-                try:
-                    output = stack.enter_context(self._log.open("ab"))
-                except OSError as error:
-                    raise RecordError(f"The log {self._log} cannot be written ({error.strerror}).") from error
-                self._log_start = output.tell()
-            try:
-                # A session of its own: Ctrl-C is the parent's to handle, and the group can be killed whole.
-                return subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    pass_fds=(theirs.fileno(),),
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise ReplicaError(f"{self._name} cannot be started: {error}.") from error
+    def _as_seen(self, request: Request) -> Request:
+        return request if self._counted is None else dataclasses.replace(request, request_id=next(self._counted))
 
     def _send(self, call: _Call, method: str, args: tuple[object, ...]) -> None:
         with self._lock:
@@ -264,14 +250,14 @@ class Replica:
                 self._calls[self._next_id] = call
                 self._next_id += 1
                 with contextlib.suppress(OSError):  # the reader meets the same end, and answers every call
-                    self._connection.send_bytes(message)
+                    self._process.connection.send_bytes(message)
                 return
         self._fail(call, self._death)
 
     def _read(self) -> None:
         try:
             while True:
-                call_id, outcome, *content = self._connection.recv()
+                call_id, outcome, *content = self._receive()
                 call = self._calls.pop(call_id)
                 if outcome == "ok":
                     call.resolve(content[0])
@@ -283,14 +269,23 @@ class Replica:
         finally:
             self._bury()
 
+    def _receive(self) -> Any:  # noqa: ANN401 - whatever the engine's method gave
+        """The next message, waited for; a launch that makes no progress meanwhile ends the process."""
+        process, seen = self._process, -1
+        while not process.connection.poll(self._hang_s):
+            progress = process.progress
+            with self._lock:
+                launched = isinstance(next(iter(self._calls.values()), None), _Launch)
+            if launched and progress == seen:
+                self._hangs = True
+                process.signal(signal.SIGKILL)
+            seen = progress if launched else -1
+        return process.connection.recv()
+
     def _bury(self) -> None:
         """End what is left of the process's group, note why it ended, and answer everything that still waits."""
-        self._signal(signal.SIGKILL)
-        with self._lock:
-            code = self._process.wait()
-            self._reaped = True
-            self._connection.close()
-            self._death = self._describe_end(code)
+        with self._lock:  # nobody writes to the connection while it is closed
+            self._death = self._describe_end(self._process.reap())
             calls = list(self._calls.values())
             self._calls.clear()
         for call in calls:
@@ -299,27 +294,9 @@ class Replica:
     def _fail(self, call: _Call, sentence: str) -> None:
         call.fail(ReplicaError(sentence), "cancelled" if self._closing else "error")
 
-    def _signal(self, number: signal.Signals) -> None:
-        """Signal the process's group, unless the process was reaped: then its number may be another's."""
-        with self._lock:
-            if not self._reaped:
-                with contextlib.suppress(ProcessLookupError, PermissionError):  # a group of zombies, on macOS
-                    os.killpg(self._process.pid, number)
-
-    def _describe_end(self, code: int) -> str:
+    def _describe_end(self, end: str) -> str:
         if self._closing:
             return f"{self._name} was closed."
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        last = self._last_log_line()
-        return f"{self._name} {how}" + (f"; its log {self._log} ends with: {last}" if last else ".")
-
-    def _last_log_line(self) -> str:
-        if self._log is None:
-            return ""
-        try:
-            with self._log.open("rb") as file:
-                file.seek(max(self._log_start, self._log.stat().st_size - _TAIL_BYTES))
-                lines = file.read().decode("utf-8", "replace").split("\n")
-        except OSError:  # the sentence does without it
-            return ""
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        if self._hangs:
+            return f"{self._name} was ended: its engine gave no token for {self._hang_s:g} s (router.hang_s)."
+        return end

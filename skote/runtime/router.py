@@ -25,7 +25,8 @@ from skote.runtime.cli import (
     run_command,
     sampling_of,
 )
-from skote.runtime.dispatch import ReplicaCounts, ReplicaDispatcher
+from skote.runtime.dispatch import ReplicaDispatcher, ReplicaEvent
+from skote.runtime.lane import ReplicaCounts
 from skote.runtime.replica import Replica
 from skote.types import (
     Completion,
@@ -65,10 +66,13 @@ class Router:
         local_dir: a checkpoint directory with its tokenizer.
         devices: a count, "all", "cpu", "cuda:1" or a list; None takes what the machine has.
         dtype: fp32 (also where None), tf32, bf16 or fp16.
-        policy: round_robin (also where None), shortest_queue or length_aware.
+        policy: round_robin (also where None), shortest_queue, least_work or length_aware.
         max_concurrency_per_device: launches that a replica may hold at one time; 1 where None.
         microbatch_window_ms: how long a request may wait for others to share its launch; 0 is off.
         microbatch_max: the most requests of a launch.
+        max_queue: the most requests that may wait for a replica; past it a request is refused. None is no limit.
+        max_restarts: how often a replica whose process ended is started again.
+        hang_s: seconds without a token or an answer after which a busy replica's process is ended; None waits for ever.
         engine: another engine than Skotergy's; its options add to, and win over, the common ones.
         codec: a tokenizer in place of the checkpoint's own.
         log_dir: a folder for one log a replica, replica-N.log; None lets them write to this process's stderr.
@@ -88,6 +92,9 @@ class Router:
         *,
         microbatch_window_ms: float = 0.0,
         microbatch_max: int = 8,
+        max_queue: int | None = None,
+        max_restarts: int = 1,
+        hang_s: float | None = None,
         engine: EngineSpec | None = None,
         codec: Codec | None = None,
         log_dir: Path | None = None,
@@ -115,13 +122,16 @@ class Router:
                 }
                 log = None if log_dir is None else log_dir / f"replica-{index}.log"
                 spec = EngineSpec(target.target, options)
-                replicas.append(stack.enter_context(Replica(spec, index=index, device=device, setup=setup, log=log)))
+                replica = Replica(spec, index=index, device=device, setup=setup, log=log, hang_s=hang_s)
+                replicas.append(stack.enter_context(replica))
             self._dispatcher = ReplicaDispatcher(
                 replicas,
                 policy or "round_robin",
                 max_concurrency_per_device=1 if max_concurrency_per_device is None else max_concurrency_per_device,
                 microbatch_window_ms=microbatch_window_ms,
                 microbatch_max=microbatch_max,
+                max_queue=max_queue,
+                max_restarts=max_restarts,
             )
             stack.enter_context(self._dispatcher)
             for replica in replicas:
@@ -141,6 +151,11 @@ class Router:
     def counts(self) -> list[ReplicaCounts]:
         """What each replica has had to do so far."""
         return self._dispatcher.counts
+
+    @property
+    def events(self) -> list[ReplicaEvent]:
+        """Replicas that ended and came back so far."""
+        return self._dispatcher.events
 
     def submit(self, text: str, *, max_new_tokens: int, greedy: bool = True, sampling: Sampling | None = None) -> str:
         """The answer to `text`, without it. Greedy, else with temperature 1; `sampling`, where given, wins over both.
@@ -205,6 +220,13 @@ class Router:
         request_id = f"router-{next(self._ids)}"
         return self._dispatcher.dispatch(Request(request_id, input_ids, max_new_tokens, sampling or Sampling()))
 
+    def cancel(self, future: Future[Completion]) -> bool:
+        """Drop the request of a future that `submit_ids` gave; False where it was answered already.
+
+        One that runs is left within a step, and its completion has the tokens until then.
+        """
+        return self._dispatcher.cancel(future)
+
     def close(self, grace_s: float = 5.0) -> None:
         """Cancel what is queued and end the replicas; what runs has `grace_s` seconds to finish. Twice is once.
 
@@ -247,7 +269,7 @@ def _parser() -> Parser:
     add_text_arguments(parser, 64)
     parser.add_argument("file", metavar="FILE", nargs="?", default="-", help="prompts, one a line; - is stdin")
     parser.add_argument("--devices", type=_devices, help="a count, all, cpu, cuda:1, or cuda:0,cuda:2")
-    parser.add_argument("--policy", help="round_robin (default), shortest_queue or length_aware")
+    parser.add_argument("--policy", help="round_robin (default), shortest_queue, least_work or length_aware")
     parser.add_argument("--max-concurrency", type=positive, metavar="N", help="launches in flight a device (1)")
     parser.add_argument("--log-dir", type=Path, metavar="DIR", help="one log a replica goes here, instead of stderr")
     parser.add_argument("--json", action="store_true", help="one JSON object a prompt instead of plain text")

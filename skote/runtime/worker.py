@@ -2,12 +2,15 @@
 
 Messages, pickled: `(call_id, method, args)` in, `None` to stop; `(call_id, "ok", result)` or
 `(call_id, "error", class name in skote.types, sentence)` out. The first message in is `(spec, setup)`, and its answer
-carries the id `READY`. The parent's side is `skote.runtime.replica`.
+carries the id `READY`. Beside them `CANCEL`, a call's id and a row, in plain bytes: it need not wait for its turn. A
+number in shared memory counts tokens and answers, so that the parent can tell a busy engine from one that hangs. The
+parent's side is `skote.runtime.replica`.
 """
 
 from __future__ import annotations
 
 import inspect
+import mmap
 import os
 import pickle
 import pkgutil
@@ -18,6 +21,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from operator import index
 from pathlib import Path
@@ -31,6 +35,9 @@ _CLOCK = time.monotonic_ns  # bound before an engine's code is there to put anot
 
 READY = 0
 """The call id of the engine's construction; the parent's calls count from 1."""
+CANCEL = b"cancel "
+PROGRESS_BYTES = 8
+"""Size of the shared memory: one unsigned number, as the machine stores it."""
 
 
 class Part(NamedTuple):
@@ -42,40 +49,87 @@ class Part(NamedTuple):
     admitted_ns: int
     finish_reason: FinishReason | None
     error: str | None
+    cancelled: bool
 
 
-def main(connection: Connection) -> None:
-    """Serve `connection` until a stop message; at its end of file (the parent died) kill the process group at once."""
-    inbox: SimpleQueue[bytes] = SimpleQueue()
-    threading.Thread(target=_read, args=(connection, inbox), name="worker-reader", daemon=True).start()
-    spec, setup = _receive(inbox)
+class _CancelledError(Exception):
+    """Raised through an engine, out of its emit, where nobody waits for a row of its batch any more."""
+
+
+class _Inbox:
+    """What the parent sends: calls in their order, and rows that are cancelled.
+
+    A thread of its own reads it, so that a cancel, and the parent's death, are seen in the middle of a generation.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._calls: SimpleQueue[bytes] = SimpleQueue()
+        self._cancelled: dict[int, set[int]] = {}
+        threading.Thread(target=self._read, args=(connection,), name="worker-reader", daemon=True).start()
+
+    def receive(self) -> Any:  # noqa: ANN401 - whatever the parent sent
+        """The next call, waited for."""
+        return pickle.loads(self._calls.get())  # noqa: S301 - the parent's own pipe, which no other process holds
+
+    def is_cancelled(self, call_id: int, row: int) -> bool:
+        """Whether a row of a call has been cancelled by now."""
+        return row in self._cancelled.get(call_id, ())
+
+    def forget(self, call_id: int) -> None:
+        """Drop what was noted of a call that has ended."""
+        self._cancelled.pop(call_id, None)
+
+    def _read(self, connection: Connection) -> None:
+        try:
+            while True:
+                message = connection.recv_bytes()
+                if message.startswith(CANCEL):
+                    call_id, row = map(int, message.removeprefix(CANCEL).split())
+                    self._cancelled.setdefault(call_id, set()).add(row)
+                else:
+                    self._calls.put(message)
+        except (EOFError, OSError):
+            # The worker leads its own session, so this takes the compilers that it may have started along.
+            os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+class _Progress:
+    """The number that the parent watches, in the file `fd`."""
+
+    def __init__(self, fd: int) -> None:
+        self._count = memoryview(mmap.mmap(fd, PROGRESS_BYTES)).cast("Q")
+
+    def tick(self) -> None:
+        """Tell the parent that something was done."""
+        self._count[0] += 1
+
+
+def main(connection: Connection, memory: int) -> None:
+    """Serve `connection` until a stop message; at its end of file (the parent died) kill the process group at once.
+
+    `memory` is the descriptor of the shared memory.
+    """
+    inbox, progress = _Inbox(connection), _Progress(memory)
+    spec, setup = inbox.receive()
     try:
         engine = _build(spec, setup)
     except Exception as error:  # noqa: BLE001 - whatever a constructor raises has to reach the parent as a sentence
         connection.send((READY, "error", *_explain(error, f"Loading {spec.target}")))
         sys.exit(1)
     connection.send((READY, "ok", None))
-    while (message := _receive(inbox)) is not None:
+    while (message := inbox.receive()) is not None:
         call_id, method, args = message
         try:
-            reply = pickle.dumps((call_id, "ok", _call(engine, method, args)))
+            if method == "generate":
+                result: object = _launch(engine, args[0], partial(inbox.is_cancelled, call_id), progress.tick)
+            else:
+                result = _call(engine, method, args)
+            reply = pickle.dumps((call_id, "ok", result))
         except Exception as error:  # noqa: BLE001 - one failed call must not end the process that serves the others
             reply = pickle.dumps((call_id, "error", *_explain(error, f"{type(engine).__name__}.{method}")))
+        inbox.forget(call_id)
+        progress.tick()
         connection.send_bytes(reply)
-
-
-def _read(connection: Connection, inbox: SimpleQueue[bytes]) -> None:
-    """Pass messages on; a thread of its own, so that the parent's death is seen in the middle of a generation."""
-    try:
-        while True:
-            inbox.put(connection.recv_bytes())
-    except (EOFError, OSError):
-        # The worker leads its own session, so this takes the compilers that it may have started along.
-        os.killpg(os.getpgrp(), signal.SIGKILL)
-
-
-def _receive(inbox: SimpleQueue[bytes]) -> Any:  # noqa: ANN401 - whatever the parent sent
-    return pickle.loads(inbox.get())  # noqa: S301 - the parent's own pipe, which no other process holds
 
 
 def _build(spec: EngineSpec, setup: Callable[[], None] | None) -> Engine:
@@ -94,12 +148,8 @@ def _build(spec: EngineSpec, setup: Callable[[], None] | None) -> Engine:
 
 
 def _call(engine: Engine, method: str, args: tuple[Any, ...]) -> object:
-    if method == "generate":
-        return _launch(engine, *args)
     if method == "peak_memory":
         return _peak_memory()
-    if method == "ceilings":
-        return _ceilings(*args)
     if method == "profile_step" and method not in dir(engine):
         return []  # an engine need not know its kernels
     if method.startswith("_") or method not in dir(engine):
@@ -107,23 +157,36 @@ def _call(engine: Engine, method: str, args: tuple[Any, ...]) -> object:
     return getattr(engine, method)(*args)
 
 
-def _launch(engine: Engine, requests: Sequence[Request]) -> list[Part]:
+def _launch(
+    engine: Engine, requests: Sequence[Request], is_cancelled: Callable[[int], bool], tick: Callable[[], None]
+) -> list[Part]:
     """Run one engine call; an exception becomes the rows' error, beside the tokens that had already come.
 
     A batch that fails before its first token is run again row by row, so that one request does not fail the others.
     """
-    parts = _generate(engine, requests)
+    parts = _generate(engine, requests, is_cancelled, tick)
     if len(parts) > 1 and all(part.error is not None and not part.output_ids for part in parts):
-        return [part for request in requests for part in _generate(engine, [request])]
+        return [
+            part
+            for row, request in enumerate(requests)
+            for part in _generate(engine, [request], lambda _, row=row: is_cancelled(row), tick)  # type: ignore[misc]
+        ]
     return parts
 
 
-def _generate(engine: Engine, requests: Sequence[Request]) -> list[Part]:
+def _generate(
+    engine: Engine, requests: Sequence[Request], is_cancelled: Callable[[int], bool], tick: Callable[[], None]
+) -> list[Part]:
     clock = _CLOCK
     admitted_ns = clock()
-    output_ids: list[list[int]] = [[] for _ in requests]
-    chunk_ns: list[list[int]] = [[] for _ in requests]
-    chunk_tokens: list[list[int]] = [[] for _ in requests]
+    rows = range(len(requests))
+    output_ids: list[list[int]] = [[] for _ in rows]
+    chunk_ns: list[list[int]] = [[] for _ in rows]
+    chunk_tokens: list[list[int]] = [[] for _ in rows]
+    dropped: set[int] = set()
+
+    def awaited(row: int) -> bool:
+        return len(output_ids[row]) < requests[row].max_new_tokens and not is_cancelled(row)
 
     def emit(row: int, token_ids: Sequence[int]) -> None:
         # A token counts when the host holds its integer: whatever the engine hands over is made one before the stamp.
@@ -131,6 +194,12 @@ def _generate(engine: Engine, requests: Sequence[Request]) -> list[Part]:
         now = clock()
         if not held:
             raise EngineError(f"{type(engine).__name__} emitted a chunk without tokens.")
+        tick()
+        if is_cancelled(row):
+            dropped.add(row)
+            if not any(map(awaited, rows)):
+                raise _CancelledError
+            return
         chunk_ns[row].append(now)
         chunk_tokens[row].append(len(held))
         output_ids[row].extend(held)
@@ -138,15 +207,28 @@ def _generate(engine: Engine, requests: Sequence[Request]) -> list[Part]:
     reasons: Sequence[FinishReason | None] = [None] * len(requests)
     sentence: str | None = None
     try:
-        finished = engine.generate(requests, emit)
-        if len(finished) != len(requests):
-            raise EngineError(f"{type(engine).__name__} ended {len(finished)} rows of {len(requests)}.")
-        reasons = finished
+        if any(map(awaited, rows)):
+            finished = engine.generate(requests, emit)
+            if len(finished) != len(requests):
+                raise EngineError(f"{type(engine).__name__} ended {len(finished)} rows of {len(requests)}.")
+            reasons = finished
+        else:
+            dropped.update(rows)
+    except _CancelledError:
+        reasons = ["length"] * len(requests)  # of those that were not cancelled
     except Exception as error:  # noqa: BLE001 - the launch fails with a sentence, the worker lives on
         _, sentence = _explain(error, f"{type(engine).__name__}.generate")
     return [
-        Part(tuple(ids), tuple(stamps), tuple(counts), admitted_ns, reason, sentence)
-        for ids, stamps, counts, reason in zip(output_ids, chunk_ns, chunk_tokens, reasons, strict=True)
+        Part(
+            tuple(output_ids[row]),
+            tuple(chunk_ns[row]),
+            tuple(chunk_tokens[row]),
+            admitted_ns,
+            None if row in dropped else reasons[row],
+            sentence,
+            row in dropped,
+        )
+        for row in rows
     ]
 
 
@@ -178,22 +260,3 @@ def _peak_resident_bytes() -> int:
         fields = dict(line.split(":", 1) for line in status.read_text(encoding="utf-8").splitlines() if ":" in line)
         return int(fields["VmHWM"].split()[0]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
-
-
-def _ceilings(device: str, dtype: str) -> dict[str, float | None]:
-    """What this process can read on `device` and multiply in `dtype` (torch's name); None for what cannot be measured.
-
-    Bytes a second, bytes of the caches that may hold what is read again, and operations a second.
-    """
-    import torch
-
-    from skote.kernels.cache_size import cache_size
-    from skote.kernels.matmul_peak import matmul_peak
-    from skote.kernels.read_bandwidth import read_bandwidth
-
-    where = torch.device(device)
-    return {
-        "read_bandwidth_bytes_per_s": read_bandwidth(where),
-        "cache_bytes": cache_size(where),
-        "matmul_peak_flops_per_s": matmul_peak(where, getattr(torch, dtype)),
-    }

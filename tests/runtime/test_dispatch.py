@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from skote.runtime.dispatch import ReplicaDispatcher
-from skote.types import Completion, Request, Sampling, UsageError
+from skote.types import Completion, ReplicaError, Request, Sampling, UsageError
 
 HOURS_MS = 3.6e6
 WAIT_S = 10.0
@@ -25,6 +25,9 @@ class HandReplica:
         self.death: str | None = None
         self.launches: list[tuple[list[Request], Future[list[Completion]]]] = []
         self.launched = threading.Event()
+        self.cancels: list[tuple[int, int]] = []
+        self.revival = threading.Event()
+        self.refusal = ""
 
     def generate(self, requests: Sequence[Request]) -> Future[list[Completion]]:
         future: Future[list[Completion]] = Future()
@@ -46,6 +49,16 @@ class HandReplica:
     def answer(self, launch: int, error: str | None = None) -> None:
         requests, future = self.launches[launch]
         future.set_result([self.completion(request, error) for request in requests])
+
+    def cancel(self, launch: Future[list[Completion]], row: int) -> None:
+        self.cancels.append(([future for _, future in self.launches].index(launch), row))
+
+    def restart(self) -> None:
+        """Comes back when the test says so, or not."""
+        assert self.revival.wait(WAIT_S)
+        if self.refusal:
+            raise ReplicaError(self.refusal)
+        self.death = None
 
     def die(self) -> None:
         self.death = f"Replica {self.index} died."
@@ -147,21 +160,137 @@ def test_a_failing_request_fails_alone() -> None:
     assert [future.result(WAIT_S).error for future in futures] == [None, "Out of luck.", None]
 
 
-def test_a_dead_replica_fails_its_own_requests_and_later_ones_go_to_the_living() -> None:
+def test_a_dead_replica_fails_what_it_had_begun_and_the_living_take_the_rest() -> None:
     replicas = [HandReplica(0), HandReplica(1)]
     dispatcher = ReplicaDispatcher(replicas)
     futures = [dispatcher.dispatch(request(str(number))) for number in range(6)]
 
     replicas[0].die()
 
-    assert [futures[number].result(WAIT_S).error for number in (0, 2, 4)] == ["Replica 0 died."] * 3
-    assert not any(futures[number].done() for number in (1, 3, 5))
+    assert futures[0].result(WAIT_S).error == "Replica 0 died."
+    assert not any(future.done() for future in futures[1:])
     later = dispatcher.dispatch(request("later"))
-    for launch in range(4):
+    for launch in range(6):
         replicas[1].answer(launch)
-    assert [future.result(WAIT_S).status for future in (futures[1], futures[3], futures[5], later)] == ["ok"] * 4
-    assert later.result(WAIT_S).replica == 1
-    assert [each.in_flight_peak for each in dispatcher.counts] == [1, 1]
+    assert replicas[1].launched_ids == [["1"], ["3"], ["5"], ["2"], ["4"], ["later"]]
+    assert [future.result(WAIT_S).status for future in (*futures[1:], later)] == ["ok"] * 6
+    assert {future.result(WAIT_S).replica for future in futures[1:]} == {1}
+    assert [(each.dispatched, each.in_flight_peak) for each in dispatcher.counts] == [(1, 1), (6, 1)]
+    assert [(event.replica, event.what, event.sentence) for event in dispatcher.events] == [
+        (0, "ended", "Replica 0 died.")
+    ]
+
+
+def test_a_replica_is_started_again_and_takes_what_waited_for_it() -> None:
+    replica = HandReplica(0)
+    dispatcher = ReplicaDispatcher([replica], max_restarts=1)
+    futures = [dispatcher.dispatch(request(name)) for name in "ab"]
+    replica.die()
+    assert futures[0].result(WAIT_S).error == "Replica 0 died."
+    futures.append(dispatcher.dispatch(request("c")))
+    assert not futures[1].done()
+    assert not futures[2].done()
+
+    replica.launched.clear()
+    replica.revival.set()
+    assert replica.launched.wait(WAIT_S)
+    replica.answer(1)
+    replica.answer(2)
+
+    assert replica.launched_ids == [["a"], ["b"], ["c"]]
+    assert [future.result(WAIT_S).status for future in futures[1:]] == ["ok", "ok"]
+    assert [event.what for event in dispatcher.events] == ["ended", "restarted"]
+
+
+def test_a_replica_is_given_up_past_its_restarts() -> None:
+    replica = HandReplica(0)
+    dispatcher = ReplicaDispatcher([replica], max_restarts=1)
+    replica.revival.set()
+    first = dispatcher.dispatch(request("a"))
+    replica.launched.clear()
+    second = dispatcher.dispatch(request("b"))
+    replica.die()
+    assert first.result(WAIT_S).status == "error"
+    assert replica.launched.wait(WAIT_S)
+    replica.die()
+
+    assert second.result(WAIT_S).error == "Replica 0 died."
+    assert dispatcher.dispatch(request("c")).result(WAIT_S).error == "No replica is left: Replica 0 died."
+    assert [event.what for event in dispatcher.events] == ["ended", "restarted", "ended"]
+
+
+def test_a_restart_that_fails_fails_what_waited_for_it() -> None:
+    replica = HandReplica(0)
+    dispatcher = ReplicaDispatcher([replica], max_restarts=5)
+    futures = [dispatcher.dispatch(request(name)) for name in "ab"]
+    replica.refusal = "The model is gone."
+    replica.die()
+    replica.revival.set()
+
+    assert [future.result(WAIT_S).error for future in futures] == ["Replica 0 died.", "Replica 0 died."]
+    assert [(event.what, event.sentence) for event in dispatcher.events] == [
+        ("ended", "Replica 0 died."),
+        ("given up", "The model is gone."),
+    ]
+
+
+def test_a_full_queue_refuses_at_once_and_says_its_state() -> None:
+    replicas = [HandReplica(0), HandReplica(1)]
+    dispatcher = ReplicaDispatcher(replicas, max_queue=1)
+    futures = [dispatcher.dispatch(request(str(number))) for number in range(5)]
+
+    assert [future.done() for future in futures] == [False, False, False, False, True]
+    refused = futures[4].result(WAIT_S)
+    assert refused.status == "error"
+    assert refused.error == (
+        "Every queue is full (replica 0: 1 wait, 1 run; replica 1: 1 wait, 1 run; max_queue=1): try again later."
+    )
+    replicas[1].answer(0)
+    assert not dispatcher.dispatch(request("room")).done()
+    assert replicas[1].launched_ids == [["1"], ["3"]]
+
+
+def test_without_a_queue_a_free_replica_still_takes_one() -> None:
+    dispatcher = ReplicaDispatcher([HandReplica(0)], max_queue=0)
+    first, second = (dispatcher.dispatch(request(name)) for name in "ab")
+    assert not first.done()
+    assert second.result(WAIT_S).status == "error"
+
+
+def test_a_full_queue_is_passed_over_by_the_policy() -> None:
+    replicas = [HandReplica(0), HandReplica(1)]
+    dispatcher = ReplicaDispatcher(replicas, max_queue=1)
+    for number in range(4):
+        dispatcher.dispatch(request(str(number)))
+    replicas[1].answer(0)  # round robin would go on with 0, whose queue is full
+    assert not dispatcher.dispatch(request("next")).done()
+    assert dispatcher.counts[1].dispatched == 3
+
+
+def test_cancelling_takes_a_request_out_of_its_queue_or_out_of_its_launch() -> None:
+    replica = HandReplica(0)
+    dispatcher = ReplicaDispatcher([replica])
+    running, waiting, last = (dispatcher.dispatch(request(name)) for name in "abc")
+
+    assert dispatcher.cancel(waiting)
+    assert waiting.result(WAIT_S).status == "cancelled"
+    assert waiting.result(WAIT_S).error == "The request was cancelled before a replica took it."
+    assert dispatcher.cancel(running)
+    assert replica.cancels == [(0, 0)]
+    replica.answer(0)
+    assert not dispatcher.cancel(running)
+    assert not dispatcher.cancel(waiting)
+    replica.answer(1)
+    assert replica.launched_ids == [["a"], ["c"]]
+    assert last.result(WAIT_S).status == "ok"
+
+
+def test_least_work_spreads_tokens() -> None:
+    replicas = [HandReplica(0), HandReplica(1)]
+    dispatcher = ReplicaDispatcher(replicas, "least_work")
+    for name, size in (("long", 100), ("a", 10), ("b", 10), ("c", 10)):
+        dispatcher.dispatch(request(name, size))
+    assert [each.dispatched for each in dispatcher.counts] == [1, 3]
 
 
 def test_with_every_replica_dead_requests_fail_at_once() -> None:
@@ -286,6 +415,7 @@ def test_futures_cannot_be_cancelled_under_the_dispatcher() -> None:
         ({"max_concurrency_per_device": 0}, "max_concurrency_per_device"),
         ({"microbatch_max": 0}, "microbatch_max"),
         ({"microbatch_window_ms": -1.0}, "microbatch_window_ms"),
+        ({"microbatch_window_ms": float("inf")}, "microbatch_window_ms"),
     ],
 )
 def test_senseless_options_are_refused(options: dict[str, object], named: str) -> None:

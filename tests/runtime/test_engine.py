@@ -271,10 +271,12 @@ class TestOptions:
         with pytest.raises(UsageError, match=rf"engine\.warmup_buckets holds {bucket}"):
             build(make_checkpoint(), warmup_buckets=[32, bucket])
 
-    @pytest.mark.parametrize("buckets", [256, "256"])
-    def test_buckets_are_a_list(self, make_checkpoint: Make, buckets: object) -> None:
-        with pytest.raises(UsageError, match=r"engine\.warmup_buckets=256 must be a list of prompt lengths"):
-            build(make_checkpoint(), warmup_buckets=buckets)
+    @pytest.mark.parametrize(
+        ("name", "value"), [("warmup_buckets", 256), ("warmup_buckets", "256"), ("compile", "few"), ("compile", None)]
+    )
+    def test_options_of_another_kind_are_refused(self, make_checkpoint: Make, name: str, value: object) -> None:
+        with pytest.raises(UsageError, match=rf"engine\.{name}={value} must be (true or false|a list of prompt)"):
+            build(make_checkpoint(), **{name: value})
 
     def test_a_context_from_free_memory_is_the_models_where_there_is_plenty(self, make_checkpoint: Make) -> None:
         assert build(make_checkpoint(), max_model_len="auto").describe()["max_model_len"] == 64

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import pytest
 
-from skote.runtime.policies import POLICIES, Load, find_policy, length_aware, recent_mean, round_robin, shortest_queue
+from skote.runtime.policies import (
+    POLICIES,
+    LeastWork,
+    LengthAware,
+    Load,
+    RoundRobin,
+    ShortestQueue,
+    new_policy,
+    recent_mean,
+)
 from skote.types import UsageError
 
 
 def loads(*states: tuple[int, int, float | None]) -> list[Load]:
-    return [Load(*state) for state in states]
+    return [Load(index, requests, 0, mean) for index, requests, mean in states]
 
 
-@pytest.mark.parametrize(
-    ("last", "chosen"),
-    [(-1, 0), (0, 2), (1, 2), (2, 0), (7, 0)],
-)
-def test_round_robin_goes_on_after_the_last_and_skips_the_dead(last: int, chosen: int) -> None:
-    assert round_robin(loads((0, 9, None), (2, 0, None)), 5, last) == chosen
+def test_round_robin_goes_on_after_the_last_and_skips_the_dead() -> None:
+    policy, both = RoundRobin(), loads((0, 9, None), (2, 0, None))
+    assert [policy.choose(both, 5) for _ in range(4)] == [0, 2, 0, 2]
+    assert policy.choose(loads((0, 0, None), (1, 0, None), (2, 0, None)), 5) == 0
+    assert policy.choose(loads((7, 0, None)), 5) == 7
+    assert policy.choose(both, 5) == 0
 
 
 @pytest.mark.parametrize(
@@ -31,7 +40,19 @@ def test_round_robin_goes_on_after_the_last_and_skips_the_dead(last: int, chosen
 def test_shortest_queue_takes_the_least_loaded_then_the_lowest_index(
     states: list[tuple[int, int, float | None]], chosen: int
 ) -> None:
-    assert shortest_queue(loads(*states), 5, 0) == chosen
+    assert ShortestQueue().choose(loads(*states), 5) == chosen
+
+
+@pytest.mark.parametrize(
+    ("states", "chosen"),
+    [
+        ([(0, 1, 900), (1, 5, 800)], 1),  # five short ones are less work than a long one
+        ([(0, 2, 500), (1, 1, 500)], 1),  # as many tokens: the fewer requests
+        ([(0, 1, 500), (1, 1, 500)], 0),
+    ],
+)
+def test_least_work_counts_tokens_not_requests(states: list[tuple[int, int, int]], chosen: int) -> None:
+    assert LeastWork().choose([Load(*state, None) for state in states], 5) == chosen
 
 
 @pytest.mark.parametrize(
@@ -47,7 +68,7 @@ def test_shortest_queue_takes_the_least_loaded_then_the_lowest_index(
     ],
 )
 def test_length_aware(states: list[tuple[int, int, float | None]], prompt_tokens: int, chosen: int) -> None:
-    assert length_aware(loads(*states), prompt_tokens, 0) == chosen
+    assert LengthAware().choose(loads(*states), prompt_tokens) == chosen
 
 
 def test_recent_mean_starts_at_the_first_prompt_and_moves_a_fifth_of_the_way() -> None:
@@ -57,13 +78,14 @@ def test_recent_mean_starts_at_the_first_prompt_and_moves_a_fifth_of_the_way() -
 
 
 def test_every_policy_is_found_by_its_name() -> None:
-    assert {name: find_policy(name) for name in POLICIES} == {
-        "round_robin": round_robin,
-        "shortest_queue": shortest_queue,
-        "length_aware": length_aware,
+    assert {name: type(new_policy(name)) for name in POLICIES} == {
+        "round_robin": RoundRobin,
+        "shortest_queue": ShortestQueue,
+        "least_work": LeastWork,
+        "length_aware": LengthAware,
     }
 
 
 def test_an_unknown_policy_names_the_known_ones() -> None:
-    with pytest.raises(UsageError, match=r"'random'.*round_robin, shortest_queue, length_aware"):
-        find_policy("random")
+    with pytest.raises(UsageError, match=r"'random'.*round_robin, shortest_queue, least_work, length_aware"):
+        new_policy("random")

@@ -94,6 +94,16 @@ class Empty(Odd):
         return ["length"]
 
 
+class Curious(Odd):
+    # remembers the names of its requests
+    def generate(self, requests, emit):
+        STATE.extend(request.request_id for request in requests)
+        return ["length"] * len(requests)
+
+    def score(self, request, forced_ids):
+        STATE.append(request.request_id)
+
+
 class Picky(Odd):
     # refuses a batch, and alone only the request called bad
     def generate(self, requests, emit):
@@ -114,7 +124,7 @@ def start() -> Iterator[Start]:
     started: list[Replica] = []
 
     def start_one(target: str = SIMULATED, *, ready: bool = True, **options: Any) -> Replica:
-        keywords = {name: options.pop(name) for name in ("setup", "log") if name in options}
+        keywords = {name: options.pop(name) for name in ("setup", "log", "hide_ids") if name in options}
         replica = Replica(EngineSpec(target, options), index=len(started), device="cpu", **keywords)
         started.append(replica)
         if ready:
@@ -136,6 +146,19 @@ def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "odd_engines.py").write_text(ENGINES, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     return "odd_engines"
+
+
+@pytest.mark.parametrize(("hide_ids", "seen"), [(False, ["w00", "b00-r00", "p00"]), (True, ["0", "1", "2"])])
+def test_ids_that_tell_a_phase_can_be_hidden_from_the_engine(
+    start: Start, odd: str, hide_ids: bool, seen: list[str]
+) -> None:
+    replica = start(f"{odd}.Curious", hide_ids=hide_ids)
+
+    completions = replica.generate([request("w00"), request("b00-r00")]).result(WAIT_S)
+    replica.call("score", request("p00"), (1, 2)).result(WAIT_S)
+
+    assert [completion.request_id for completion in completions] == ["w00", "b00-r00"]
+    assert replica.call("state").result(WAIT_S) == seen
 
 
 def test_a_launch_comes_back_with_tokens_and_ordered_stamps(start: Start) -> None:

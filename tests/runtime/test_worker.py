@@ -18,11 +18,3 @@ class Profiled(SimulatedEngine):
 def test_kernels_of_a_step_are_the_engines_where_it_knows_them() -> None:
     assert _call(Profiled(), "profile_step", ()) == STEP
     assert _call(SimulatedEngine(), "profile_step", ()) == []
-
-
-def test_the_ceilings_of_its_device_are_the_process_s_own_answer() -> None:
-    assert _call(SimulatedEngine(), "ceilings", ("meta", "float32")) == {
-        "read_bandwidth_bytes_per_s": None,
-        "cache_bytes": None,
-        "matmul_peak_flops_per_s": None,
-    }

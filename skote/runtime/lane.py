@@ -1,0 +1,131 @@
+"""A replica as a dispatcher sees it: its queue, what it has in flight, and what it has had to do."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from itertools import islice, takewhile
+from typing import Protocol
+
+from skote.runtime.policies import Load, recent_mean
+from skote.types import Completion, Request
+
+
+class Launcher(Protocol):
+    """What a dispatcher needs of a replica (`skote.runtime.replica.Replica`)."""
+
+    index: int
+    device: str
+
+    @property
+    def death(self) -> str | None:
+        """Why the replica ended, in a sentence; None while it is alive."""
+
+    def generate(self, requests: Sequence[Request]) -> Future[list[Completion]]:
+        """One launch; the future never raises."""
+
+    def cancel(self, launch: Future[list[Completion]], row: int) -> None:
+        """Drop a row of a launch, as soon as may be."""
+
+    def restart(self) -> None:
+        """Start it again after its death, and wait until it is ready; raises a `SkoteError` where it is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaCounts:
+    """What a replica has had to do. A launch holds one request, or several where a micro-batch window is on."""
+
+    index: int
+    device: str
+    dispatched: int
+    """Requests that were given to the replica's queue, and stayed there until it took them."""
+    launches: int
+    """Launches that were handed to its process."""
+    in_flight_peak: int
+    """The most launches that were unanswered at one time."""
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A request on its way; once it was launched, `drop` tells the replica that nobody waits for it."""
+
+    request: Request
+    dispatched_ns: int
+    future: Future[Completion]
+    drop: Callable[[], None] | None = None
+    cancelled: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that it may take, read and written."""
+        return len(self.request.input_ids) + self.request.max_new_tokens
+
+
+@dataclass(slots=True)
+class Lane:
+    """Guarded by its dispatcher's lock. `reviving` and `given_up` tell what becomes of a replica that has ended."""
+
+    replica: Launcher
+    queue: deque[Ticket] = field(default_factory=deque)
+    running: int = 0  # requests in unanswered launches
+    tokens: int = 0  # of those and of the queue
+    in_flight: int = 0
+    in_flight_peak: int = 0
+    dispatched: int = 0
+    launches: int = 0
+    mean_prompt_tokens: float | None = None
+    restarts: int = 0
+    reviving: bool = False
+    given_up: bool = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can take a launch."""
+        return self.replica.death is None and not self.reviving
+
+    @property
+    def load(self) -> Load:
+        """What a policy may know."""
+        return Load(self.replica.index, len(self.queue) + self.running, self.tokens, self.mean_prompt_tokens)
+
+    @property
+    def counts(self) -> ReplicaCounts:
+        """So far."""
+        return ReplicaCounts(
+            self.replica.index, self.replica.device, self.dispatched, self.launches, self.in_flight_peak
+        )
+
+    def put(self, ticket: Ticket) -> None:
+        """Queue a request."""
+        self.queue.append(ticket)
+        self.dispatched += 1
+        self.tokens += ticket.tokens
+        self.mean_prompt_tokens = recent_mean(self.mean_prompt_tokens, len(ticket.request.input_ids))
+
+    def withdraw(self, ticket: Ticket) -> bool:
+        """Take a request out of the queue; whether it was there."""
+        if ticket not in self.queue:
+            return False
+        self.queue.remove(ticket)
+        self.dispatched -= 1
+        self.tokens -= ticket.tokens
+        return True
+
+    def take(self, size: int) -> list[Ticket]:
+        """The first `size` requests of the queue, as a launch."""
+        self.running += size
+        self.in_flight += 1
+        return [self.queue.popleft() for _ in range(size)]
+
+    def answered(self, tickets: Sequence[Ticket]) -> None:
+        """Note that a launch is over."""
+        self.running -= len(tickets)
+        self.in_flight -= 1
+        self.tokens -= sum(ticket.tokens for ticket in tickets)
+
+    def batch_size(self, most: int) -> int:
+        """How many requests from the head of the queue may share a launch."""
+        greedy = takewhile(lambda ticket: ticket.request.sampling.greedy, self.queue)
+        return sum(1 for _ in islice(greedy, most)) or 1

@@ -1,0 +1,154 @@
+"""Replicas in real processes that are killed, that hang, and whose requests are cancelled: nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from concurrent.futures import Future, wait
+from pathlib import Path
+
+import pytest
+
+from skote.engines.simulated import SimulatedEngine
+from skote.runtime.dispatch import ReplicaDispatcher
+from skote.runtime.replica import Replica
+from skote.types import Completion, EngineSpec, ReplicaError, Request
+
+SIMULATED = "skote.engines.simulated.SimulatedEngine"
+WAIT_S = 60.0
+
+
+@pytest.fixture
+def slow_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An engine that hangs on a request called hang, and otherwise gives a token a millisecond."""
+    (tmp_path / "slow_engine.py").write_text(
+        "import threading, time\n"
+        "class Slow:\n"
+        "    def generate(self, requests, emit):\n"
+        "        if requests[0].request_id == 'hang':\n"
+        "            threading.Event().wait()\n"
+        "        for n in range(requests[0].max_new_tokens):\n"
+        "            time.sleep(0.001)\n"
+        "            for row in range(len(requests)):\n"
+        "                emit(row, (n,))\n"
+        "        return ['length'] * len(requests)\n",
+        encoding="utf-8",
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    return "slow_engine.Slow"
+
+
+def test_a_cancelled_request_is_left_within_a_step_and_keeps_its_tokens(slow_engine: str) -> None:
+    with Replica(EngineSpec(slow_engine), index=0, device="cpu") as replica:
+        replica.wait_ready(WAIT_S)
+        endless = replica.generate([Request("endless", (1,), 10**9)])
+        following = replica.generate([Request("following", (1,), 3)])
+        replica.cancel(endless, 0)
+        (dropped,) = endless.result(WAIT_S)
+        assert dropped.status == "cancelled"
+        assert dropped.error == "The request was cancelled."
+        assert dropped.finish_reason is None
+        assert dropped.output_ids == tuple(range(len(dropped.output_ids)))
+        assert following.result(WAIT_S)[0].output_ids == (0, 1, 2)
+        replica.cancel(endless, 0)  # too late, and no matter
+
+
+def test_a_row_of_a_batch_is_cancelled_alone(slow_engine: str) -> None:
+    with Replica(EngineSpec(slow_engine), index=0, device="cpu") as replica:
+        replica.wait_ready(WAIT_S)
+        batch = replica.generate([Request("kept", (1,), 300), Request("dropped", (1,), 300)])
+        replica.cancel(batch, 1)
+        kept, dropped = batch.result(WAIT_S)
+        assert (kept.status, len(kept.output_ids), kept.finish_reason) == ("ok", 300, "length")
+        assert dropped.status == "cancelled"
+        assert len(dropped.output_ids) < 300
+
+
+def test_a_launch_that_was_cancelled_before_its_turn_does_not_run(slow_engine: str) -> None:
+    with Replica(EngineSpec(slow_engine), index=0, device="cpu") as replica:
+        replica.wait_ready(WAIT_S)
+        first = replica.generate([Request("first", (1,), 200)])
+        hangs = replica.generate([Request("hang", (1,), 5)])
+        replica.cancel(hangs, 0)
+        assert first.result(WAIT_S)[0].status == "ok"
+        assert hangs.result(WAIT_S)[0].status == "cancelled"
+
+
+def test_an_engine_that_hangs_is_ended_and_one_that_is_slow_is_not(slow_engine: str) -> None:
+    with Replica(EngineSpec(slow_engine), index=0, device="cpu", hang_s=0.4) as replica:
+        replica.wait_ready(WAIT_S)
+        slow = replica.generate([Request("slow", (1,), 1500)])
+        assert slow.result(WAIT_S)[0].status == "ok"
+        (hung,) = replica.generate([Request("hang", (1,), 5)]).result(WAIT_S)
+        sentence = "Replica 0 (cpu) was ended: its engine gave no token for 0.4 s (router.hang_s)."
+        assert (hung.status, hung.error) == ("error", sentence)
+        assert replica.death == sentence
+        replica.restart(WAIT_S)
+        assert replica.death is None
+        assert replica.generate([Request("again", (1,), 2)]).result(WAIT_S)[0].output_ids == (0, 1)
+
+
+def test_only_a_replica_that_has_ended_is_started_again(slow_engine: str) -> None:
+    with Replica(EngineSpec(slow_engine), index=0, device="cpu") as replica:
+        replica.wait_ready(WAIT_S)
+        with pytest.raises(ReplicaError, match="cannot be started again: it has not ended"):
+            replica.restart()
+    with pytest.raises(ReplicaError, match="was closed"):
+        replica.restart()
+
+
+@pytest.mark.slow
+def test_of_a_thousand_requests_none_is_lost_doubled_or_hung() -> None:
+    """With random lengths, 5 % cancelled, and a replica killed in the middle, which comes back."""
+    dice = random.Random(5)
+    spec = EngineSpec(SIMULATED, {"token_ms": 0.05})
+    requests = [
+        Request(f"r{number}", tuple(dice.randrange(49152) for _ in range(dice.randint(1, 40))), dice.randint(1, 60))
+        for number in range(1000)
+    ]
+    dropped = set(dice.sample(range(1000), 50))
+    answered = threading.Semaphore(0)
+    answers: list[str] = []
+
+    def note(done: Future[Completion]) -> None:
+        answers.append(done.result().request_id)
+        answered.release()
+
+    replicas = [Replica(spec, index=index, device="cpu") for index in range(3)]
+    try:
+        for replica in replicas:
+            replica.wait_ready(WAIT_S)
+        with ReplicaDispatcher(replicas, "least_work", max_restarts=1) as dispatcher:
+            futures = []
+            for number, request in enumerate(requests):
+                futures.append(dispatcher.dispatch(request))
+                futures[-1].add_done_callback(note)
+                if number in dropped:
+                    dispatcher.cancel(futures[-1])
+            for _ in range(400):
+                assert answered.acquire(timeout=WAIT_S)
+            os.kill(replicas[1].pid, signal.SIGKILL)
+            assert not wait(futures, WAIT_S).not_done
+            events = [(event.replica, event.what) for event in dispatcher.events]
+    finally:
+        for replica in replicas:
+            replica.close(0.0)
+
+    engine = SimulatedEngine()
+    results = [future.result() for future in futures]
+    assert sorted(answers) == sorted(request.request_id for request in requests)
+    for number, (request, result) in enumerate(zip(requests, results, strict=True)):
+        whole = tuple(engine.output_ids(request.input_ids, request.max_new_tokens))
+        assert result.request_id == request.request_id
+        if result.status == "ok":
+            assert result.output_ids == whole
+        elif result.status == "cancelled":
+            assert number in dropped
+            assert result.output_ids == whole[: len(result.output_ids)]
+    failed = [result for result in results if result.status == "error"]
+    assert len(failed) <= 1  # what the killed replica was at
+    assert all(result.error == "Replica 1 (cpu) was killed by SIGKILL." for result in failed)
+    assert events[0] == (1, "ended")
+    assert events[1:] in ([], [(1, "restarted")])  # the others may have been done before it was ready
