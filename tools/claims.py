@@ -1,19 +1,22 @@
 """Run the experiments that this machine can judge, one after another, and render the ledger: `make claims`.
 
 Without names, every experiment whose claim needs no more than a CPU; with names, those. Runs go to outputs/claims/NAME,
-and what a report needs to be rebuilt is copied to reports/claims/NAME. A claim that does not hold is a result, not a
-failure: the exit code is 1 only where a run could not be made.
+and what a report needs to be rebuilt is copied to reports/claims/NAME, unless overrides made it another run than the
+file's: the ledger would leave it out. A claim that does not hold is a result, not a failure: the exit code is 1 only
+where a run could not be made.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from skote.eval.experiment import deviation
 from skote.eval.ledger import claims_command, read_claims
 from skote.types import ExitCode, SkoteError
 
@@ -52,6 +55,11 @@ def _run(name: str, overrides: Sequence[str]) -> bool:
     metrics = directory / "metrics.json"
     if code not in JUDGED or not metrics.is_file() or '"status": "complete"' not in metrics.read_text(encoding="utf-8"):
         return False
+    manifest = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
+    differs = deviation(EXPERIMENTS / f"{name}.yaml", manifest)
+    if differs is not None:
+        print(f"{name} ran, and is not kept for the ledger: {differs}", flush=True)
+        return True
     kept = REPORTS / name
     shutil.rmtree(kept, ignore_errors=True)
     kept.mkdir(parents=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,11 @@ from typing import Any
 
 from skote.types import Engine, FinishReason, Request, UsageError
 
-Figures = dict[str, float]
+REPEATS = 9
+"""How often a timed figure is measured: the median's distribution-free 95 % interval leaves out the two extremes."""
+
+Figures = dict[str, float | list[float]]
+"""What a check found: counts and errors as they are, a timed figure as the list of its repeats."""
 Check = Callable[["Subject"], Figures]
 
 CHECKS = {
@@ -21,6 +26,8 @@ CHECKS = {
     "families": "skote.contracts.families:families",
     "device": "skote.contracts.families:device",
     "in_flight": "skote.contracts.dispatching:in_flight",
+    "closing": "skote.contracts.dispatching:closing",
+    "cancelling": "skote.contracts.dispatching:cancelling",
     "norm": "skote.contracts.numerics:norm",
     "flags": "skote.contracts.numerics:flags",
     "tf32": "skote.contracts.numerics:tf32",
@@ -30,6 +37,7 @@ CHECKS = {
     "collectives": "skote.contracts.collectives:collectives",
     "norm_speed": "skote.contracts.speed:norm_speed",
     "captures": "skote.contracts.speed:captures",
+    "paged_kv": "skote.contracts.paged:paged_kv",
 }
 """Each check's name and the function that does it."""
 
@@ -64,8 +72,14 @@ def run_checks(names: Sequence[str], subject: Subject, say: Callable[[str], None
         check: Check = pkgutil.resolve_name(CHECKS[name])
         figures[name] = check(subject)
         for figure, value in figures[name].items():
-            say(f"  {figure.replace('_', ' ')}: {value:g}")
+            say(f"  {figure.replace('_', ' ')}: {_said(value)}")
     return figures
+
+
+def _said(value: float | list[float]) -> str:
+    if not isinstance(value, list):
+        return f"{value:g}"
+    return f"{statistics.median(value):g} (median of {len(value)}, {min(value):g} to {max(value):g})"
 
 
 def need_cuda(name: str, subject: Subject) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from skote.contracts.check import Figures, Subject, greedy, need_cuda, prompts
+from skote.contracts.check import REPEATS, Figures, Subject, greedy, need_cuda, prompts
 from skote.contracts.ops import count_ops
 from skote.flags import applied, flags_for, read_flags
 from skote.kernels.rms_norm import Paths, rms_norm
@@ -65,17 +65,13 @@ def tf32(subject: Subject) -> Figures:
     those that TF32 chooses after the same ones. `perplexity_pct`: by how much the perplexity of those tokens differs.
     """
     need_cuda("tf32", subject)
-    from skote.kernels.read_bandwidth import replayed
     from skote.runtime.engine import SkotergyEngine
 
-    matrix = torch.randn(4096, 4096, device=subject.device)
-    seconds: list[float] = []
     scores: list[torch.Tensor] = []
     chosen: list[list[int]] = []
     asked = prompts(256, (24, 40, 64, 96))
     for name in ("fp32", "tf32"):
         with applied(flags_for(name)):
-            seconds.append(replayed(lambda copy: copy @ matrix, [torch.randn_like(matrix) for _ in range(4)]))
             engine = SkotergyEngine(**subject.options(dtype=name, max_model_len=256))
             chosen = chosen or [greedy(engine, [prompt], TOKENS)[0] for prompt in asked]
             rows = [
@@ -85,7 +81,16 @@ def tf32(subject: Subject) -> Figures:
     forced = torch.tensor([token for ids in chosen for token in ids])
     losses = [float(F.cross_entropy(logits, forced)) for logits in scores]
     return {
-        "speedup": seconds[0] / seconds[1],
+        "speedup": [_product_s("fp32", subject) / _product_s("tf32", subject) for _ in range(REPEATS)],
         "agreement_pct": 100 * float((scores[1].argmax(-1) == scores[0].argmax(-1)).float().mean()),
         "perplexity_pct": 100 * abs(float(torch.tensor(losses[1] - losses[0]).exp()) - 1),
     }
+
+
+def _product_s(dtype: str, subject: Subject) -> float:
+    """Seconds of a 4096-wide matrix product under the flags of `dtype`."""
+    from skote.kernels.read_bandwidth import replayed
+
+    with applied(flags_for(dtype)), torch.cuda.device(subject.device):
+        matrix, *copies = (torch.randn(4096, 4096, device=subject.device) for _ in range(5))
+        return replayed(lambda copy: copy @ matrix, copies)

@@ -4,7 +4,8 @@ A claim's verdict is the worst of its rules':
 
 - HOLDS: the figure, with its whole interval, is at the claimed one or beyond it, within the rule's tolerance.
 - DIRECTION ONLY: the whole interval lies on the claimed side of no effect, but not within the tolerance.
-- INCONCLUSIVE: the interval holds both no effect and the claimed one, or there is none, or the run is no evidence.
+- INCONCLUSIVE: the interval holds both no effect and the claimed one (of an equal figure: values within the tolerance
+  and beyond it), or there is none, or the run is no evidence.
 - NOT REPRODUCED: everything else; also where the candidate's output is not that of the baseline.
 
 A claim without rules is PENDING where code for it is missing, NOT TESTABLE HERE where hardware is.
@@ -16,6 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from skote.eval.stats import MEDIAN, minimum_samples, percentile, percentile_interval
 from skote.types import ExitCode, UsageError
 
 HOLDS, DIRECTION_ONLY, NOT_REPRODUCED = "HOLDS", "DIRECTION ONLY", "NOT REPRODUCED"
@@ -62,7 +66,7 @@ class ClaimConfig:
     """A claim of an experiment file; an empty `id` is none.
 
     Attributes:
-        id: E01 to E28.
+        id: E01 to E28, or AA, the harness against itself.
         statement, claimed, source: the claim, its figure as published, and where.
         subject: what is judged: Skotergy unless another engine is.
         rules: what must be so. Figures under `contracts.` come from `contracts`, the others from measured arms.
@@ -117,7 +121,10 @@ def judge_claim(manifest: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict
     claim: Mapping[str, Any] = manifest["config"].get("claim") or {}
     if not claim.get("id"):
         return {}
-    contracts = manifest["contracts"]
+    contracts = {
+        check: {name: _repeated(value) if isinstance(value, list) else value for name, value in figures.items()}
+        for check, figures in manifest["contracts"].items()
+    }
     rules = [_judge_rule(rule, {**metrics, "contracts": contracts}) for rule in claim["rules"]]
     refused = _refusal(metrics) if rules else None
     if refused is not None:
@@ -140,7 +147,7 @@ def judge_claim(manifest: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict
 def open_verdict(parts: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     """Verdict and reason of a claim that has only open `parts`."""
     verdict = PENDING if any(part["verdict"] == PENDING for part in parts) else NOT_TESTABLE
-    return verdict, " ".join(f"{part['part']}: {part['missing']}" for part in parts)
+    return verdict, " ".join(_open_text(part, verdict) for part in parts)
 
 
 def claim_line(judged: Mapping[str, Any]) -> str:
@@ -148,9 +155,28 @@ def claim_line(judged: Mapping[str, Any]) -> str:
     figures = " ".join(
         f"{rule['name']}: claimed {rule['claimed_text']}, measured {rule['measured_text']}." for rule in judged["rules"]
     )
-    open_parts = " ".join(f"{part['verdict']}: {part['part']} ({part['missing']})." for part in judged["open"])
+    open_parts = " ".join(_open_text(part, judged["verdict"]) for part in judged["open"])
     said = " ".join(text for text in (figures, open_parts) if text)
     return f"{judged['id']}, {judged['subject']}: {judged['verdict']}. {said}"
+
+
+def _open_text(part: Mapping[str, Any], verdict: str) -> str:
+    """A sentence of an open part, with its own verdict where that is not the claim's `verdict`."""
+    name = part["part"]
+    said = f"{name[:1].upper()}{name[1:]}" if part["verdict"] == verdict else f"{part['verdict']}: {name}"
+    return f"{said}: {part['missing']}."
+
+
+def _repeated(repeats: Sequence[float]) -> dict[str, Any]:
+    """A figure that a check timed several times: the median with its distribution-free 95 % interval."""
+    values = np.array(repeats, dtype=np.float64)
+    interval = percentile_interval(values, MEDIAN)
+    return {
+        "value": percentile(values, MEDIAN),
+        "interval": None if interval is None else [interval.low, interval.high],
+        "n": len(repeats),
+        "reason": None if interval else f"n={len(repeats)} < {minimum_samples(MEDIAN)}",
+    }
 
 
 def _refusal(metrics: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -183,9 +209,12 @@ def _judge_rule(rule: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str
         return judged | {"verdict": INCONCLUSIVE, "reason": refused or f"{rule['name']} was not measured."}
     low, high = interval or (value, value)
     if rule["direction"] == "equal":
-        holds = claimed - tolerance <= low and high <= claimed + tolerance
+        least, most = claimed - tolerance, claimed + tolerance
+        verdict = INCONCLUSIVE if low <= most and least <= high else NOT_REPRODUCED
+        if least <= low and high <= most:
+            verdict = HOLDS
         reason = f"{rule['name']} is {_short(value)}, claimed {_short(claimed)} \N{PLUS-MINUS SIGN}{_short(tolerance)}."
-        return judged | {"verdict": HOLDS if holds else NOT_REPRODUCED, "reason": reason}
+        return judged | {"verdict": verdict, "reason": reason}
     # Turned so that more is better: then `worst` is the end of the interval that a claim has to fear.
     worst, best = sorted((sign * low, sign * high))
     bound, zero = sign * claimed - tolerance, sign * neutral

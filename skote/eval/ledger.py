@@ -26,24 +26,28 @@ DEFAULTS: dict[str, Any] = {"subject": "Skotergy 2", "rules": [], "open": [], "n
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An experiment's claim and, where it ran, what its files say of it, its manifest and the report's link."""
+    """An experiment's claim and, where it ran, what its files say of it, its manifest and the report's link.
+
+    `left_out` says why a run that is there does not count; it has nothing else of that run.
+    """
 
     name: str
     claim: dict[str, Any]
     judged: dict[str, Any] | None = None
     manifest: dict[str, Any] | None = None
     link: str | None = None
+    left_out: str | None = None
 
     @property
     def verdict(self) -> str:
-        """The run's verdict; without a run what the file itself says, or NOT RUN."""
+        """The run's verdict; without a run that counts what the file itself says, or NOT RUN."""
         if self.judged is not None:
             return str(self.judged["verdict"])
         return NOT_RUN if self.claim["rules"] else open_verdict(self.claim["open"])[0]
 
     @property
     def reason(self) -> str:
-        """The sentence behind the verdict; `make claims` and the file's `needs` where it has not run."""
+        """The sentence behind the verdict; the command and the file's `needs` where it has not run."""
         if self.judged is not None:
             return str(self.judged["reason"])
         if self.claim["rules"]:
@@ -78,11 +82,14 @@ def read_claims(experiments: Path) -> dict[str, dict[str, Any]]:
 def read_ledger(experiments: Path, runs: Path) -> list[Entry]:
     """Every claim in `experiments`, with the run of that name in the folder `runs` where there is one.
 
+    A run counts where its configuration is that of the file today (`skote.eval.experiment.deviation`).
+
     Raises:
-        UsageError: as `read_claims`.
-        RecordError: a run's files cannot be read, or it is not a run of that claim.
+        UsageError: as `read_claims`, or the file of a run cannot be composed.
+        RecordError: a run's files cannot be read.
     """
-    return [_entry(name, claim, runs / name) for name, claim in read_claims(experiments).items()]
+    claims = read_claims(experiments)
+    return [_entry(experiments / f"{name}.yaml", claim, runs / name) for name, claim in claims.items()]
 
 
 def ledger_html(entries: Sequence[Entry]) -> str:
@@ -141,6 +148,9 @@ def claims_command(argv: Sequence[str]) -> ExitCode:
     page = arguments.runs / "index.html"
     write_text(page, ledger_html(entries))
     write_between(arguments.readme, ledger_table(entries, arguments.runs.as_posix()))
+    for entry in entries:
+        if entry.left_out is not None:
+            print(entry.left_out)  # noqa: T201
     print(page)  # noqa: T201
     return ExitCode.DONE
 
@@ -164,13 +174,15 @@ def _siblings(path: Path, tree: dict[str, Any]) -> Iterator[Path]:
             yield other
 
 
-def _entry(name: str, claim: dict[str, Any], directory: Path) -> Entry:
+def _entry(experiment: Path, claim: dict[str, Any], directory: Path) -> Entry:
+    from skote.eval.experiment import deviation  # brings Hydra, which no report needs
+
+    name = experiment.stem
     if not directory.is_dir():
         return Entry(name, claim)
     run = read_run(directory)
-    metrics = summarize(run)
-    judged = metrics.get("claim")
-    if judged is None or judged["id"] != claim["id"]:
-        raise RecordError(f"{directory} holds a run that does not judge claim {claim['id']}; run {name} into it again.")
+    differs = deviation(experiment, run.manifest)
+    if differs is not None:
+        return Entry(name, claim, left_out=f"The run in {directory.name}/ is left out: {differs}")
     link = f"{name}/report.html" if (directory / "report.html").is_file() else None
-    return Entry(name, claim, judged, run.manifest, link)
+    return Entry(name, claim, summarize(run)["claim"], run.manifest, link)

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from skote.contracts import check
+from skote.contracts import cache, check, speed
 from skote.contracts.check import Subject, differing, prompts, run_checks
+from skote.contracts.paged import paged_figures
 from skote.engines.published_environment import default_environment, find_environment
+from skote.kernels.flash_decode_triton import flash_decode_reference
 from skote.types import UsageError
 
 EXPECTED = {
@@ -19,6 +22,7 @@ EXPECTED = {
     "device": {"rows_differing": 0},
     "families": {"rows_differing": 0, "families": 3, "weight_files": 0},
     "in_flight": {"launches_above_cap": 0, "requests_lost": 0, "replicas_idle": 0},
+    "cancelling": {"requests_lost": 0, "cancelled_too_late": 0, "running_finished": 0},
     "flags": {"precision_high": 1, "tf32": 1, "cudnn_autotune": 0},
     "boundary": {"accepted": 0, "refused": 5, "uncounted_calls": 0},
     "padding": {"rows_differing": 0, "rows_differing_baseline": 0},
@@ -58,6 +62,76 @@ def test_norms_convolutions_and_the_cache(subject: Subject) -> None:
 
 
 @pytest.mark.usefixtures("plain")
+def test_the_cache_is_timed_several_times(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds of a token: 1 and 3 with the cache, 10 and 30 without, at the short and the long context."""
+    monkeypatch.setattr(cache, "_token_s", lambda _, prompt: 1.0 if len(prompt) == 64 else 3.0)
+    monkeypatch.setattr(cache, "_forward_s", lambda _, prompt: 10.0 if len(prompt) == 64 else 30.0)
+    said: list[str] = []
+    found = run_checks(["kv_cache"], subject, said.append)["kv_cache"]
+    assert found == {"rows_differing": 0, "slope_ratio": [0.1] * check.REPEATS}
+    assert said[-1] == "  slope ratio: 0.1 (median of 9, 0.1 to 0.1)"
+
+
+def test_figures_of_the_norm_are_those_of_the_worst_width_in_each_repeat() -> None:
+    narrow = {
+        "ours": 2.0,
+        "eager": 8.0,
+        "torch": 3.0,
+        "copy": 1.0,
+        1: 4.0,
+        2: 2.0,
+        4: 2.5,
+        8: 3.0,
+        16: 5.0,
+        "chosen": 2.0,
+    }
+    wide = {
+        "ours": 4.0,
+        "eager": 12.0,
+        "torch": 8.0,
+        "copy": 3.0,
+        1: 9.0,
+        2: 6.0,
+        4: 4.0,
+        8: 5.0,
+        16: 5.0,
+        "chosen": 5.0,
+    }
+    assert speed.norm_figures([[narrow, wide], [wide, wide]]) == {
+        "over_eager": [3.0, 3.0],
+        "over_torch": [1.5, 2.0],
+        "copy_share": [0.5, 0.75],
+        "over_best_cut": [1.25, 1.25],
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_moved_pages_change_nothing_and_a_wrong_table_is_counted(dtype: torch.dtype) -> None:
+    """The kernels' reference in their place, on a CPU; then one that takes the pages as they lie."""
+
+    def paged(*inputs: Any) -> torch.Tensor:
+        return flash_decode_reference(*inputs[:5], page=32)
+
+    def as_they_lie(*inputs: Any) -> torch.Tensor:
+        q, k, v, newest, table, _ = inputs
+        return flash_decode_reference(q, k, v, newest, torch.arange(table.numel()).view(table.shape), page=32)
+
+    moved, error = paged_figures(paged, torch.device("cpu"), 300, dtype, 32)
+    assert moved == 0
+    assert 0 < error < 2 * torch.finfo(dtype).eps
+    moved, error = paged_figures(as_they_lie, torch.device("cpu"), 300, dtype, 32)
+    assert moved == 3
+    assert error > 0.1
+
+
+def test_closing_cancels_what_is_queued_and_loses_nothing(subject: Subject) -> None:
+    """The first of 40 was answered; how many more the replica took before the door closed is its own affair."""
+    found = run_checks(["closing"], subject, lambda _: None)["closing"]
+    assert found["requests_lost"] == 0
+    assert 1 <= found["requests_cancelled"] <= 39
+
+
+@pytest.mark.usefixtures("plain")
 def test_an_engine_that_forgets_its_rows_is_counted(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     from skote.runtime.engine import SkotergyEngine
 
@@ -85,7 +159,7 @@ def test_unknown_checks_are_refused(subject: Subject) -> None:
         run_checks(["nonsense"], subject, lambda _: None)
 
 
-@pytest.mark.parametrize("name", ["tf32", "norm_speed", "captures"])
+@pytest.mark.parametrize("name", ["tf32", "norm_speed", "captures", "paged_kv"])
 def test_checks_of_a_gpu_say_so(name: str, subject: Subject) -> None:
     with pytest.raises(UsageError, match="needs a CUDA device: run it with devices=cuda:0, not cpu"):
         run_checks([name], subject, lambda _: None)

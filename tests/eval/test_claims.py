@@ -68,6 +68,44 @@ def test_an_equal_figure_may_be_off_by_the_tolerance(value: float, verdict: str)
     assert judge(claim(equal), {"it": {"count": value}})["claim"]["verdict"] == verdict
 
 
+@pytest.mark.parametrize(
+    ("interval", "verdict", "code"),
+    [
+        ([-1.0, 1.5], "HOLDS", 0),
+        ([-2.0, 2.0], "HOLDS", 0),
+        ([1.0, 2.1], "INCONCLUSIVE", 3),
+        ([-9.0, 9.0], "INCONCLUSIVE", 3),
+        ([2.1, 3.0], "NOT REPRODUCED", 1),
+        ([-3.0, -2.1], "NOT REPRODUCED", 1),
+    ],
+)
+def test_an_equal_figure_is_judged_by_its_whole_interval(interval: list[float], verdict: str, code: int) -> None:
+    equal = rule(claimed=0.0, direction="equal", tolerance=2.0)
+    judged = judge(claim(equal), deltas=delta(sum(interval) / 2, interval))
+    assert (judged["claim"]["verdict"], judged["exit_code"]) == (verdict, code)
+
+
+@pytest.mark.parametrize(
+    ("repeats", "interval", "verdict"),
+    [
+        # Of nine the median's interval runs from the second to the eighth: P(B <= 1) = 10 / 512 on either side.
+        ([1.0, 2.1, 2.2, 2.3, 2.4, 2.5, 2.6, 2.7, 9.0], [2.1, 2.7], "HOLDS"),
+        ([1.0, 1.9, 2.2, 2.3, 2.4, 2.5, 2.6, 2.7, 9.0], [1.9, 2.7], "DIRECTION ONLY"),
+        ([0.5, 0.6, 2.2, 2.3, 2.4, 2.5, 2.6, 2.7, 9.0], [0.6, 2.7], "INCONCLUSIVE"),
+        ([2.4, 2.4, 2.4, 2.4, 2.4], None, "INCONCLUSIVE"),
+    ],
+)
+def test_a_timed_figure_of_a_check_is_judged_by_the_interval_of_its_repeats(
+    repeats: list[float], interval: list[float] | None, verdict: str
+) -> None:
+    faster = rule(figure="contracts.tf32.speedup", claimed=2.0, direction="higher", tolerance=0.0, neutral=1.0)
+    judged = judge(claim(faster), {"tf32": {"speedup": repeats, "agreement_pct": 99.5}})
+    figures = judged["contracts"]["tf32"]
+    assert (figures["speedup"]["value"], figures["speedup"]["interval"]) == (2.4, interval)
+    assert (figures["speedup"]["n"], figures["agreement_pct"]) == (len(repeats), 99.5)
+    assert judged["claim"]["verdict"] == verdict
+
+
 def test_a_yes_counts_as_one() -> None:
     passed = rule(figure="parity.passed", claimed=1.0, direction="equal", tolerance=0.0, unit="")
     assert judge(claim(passed), parity={"passed": True})["claim"]["verdict"] == "HOLDS"
@@ -114,7 +152,15 @@ def test_a_claim_without_rules_is_what_its_parts_are(verdicts: list[str], verdic
     parts = tuple(vars(OpenPartConfig("two GPUs", each, "a host with two")) for each in verdicts)
     judged = judge(claim(open_parts=parts))
     assert (judged["claim"]["verdict"], judged["exit_code"]) == (verdict, 3)
-    assert "two GPUs" in claim_line(judged["claim"])
+    assert judged["claim"]["reason"].startswith("Two GPUs: a host with two.")
+
+
+def test_the_line_of_a_claim_without_rules_says_its_verdict_once() -> None:
+    pending, untestable = (vars(OpenPartConfig("one part", each, "code")) for each in ("PENDING", "NOT TESTABLE HERE"))
+    alone = judge(claim(open_parts=(untestable,)))["claim"]
+    assert claim_line(alone) == "E01, Skotergy 2: NOT TESTABLE HERE. One part: code."
+    mixed = judge(claim(open_parts=(pending, untestable)))["claim"]
+    assert claim_line(mixed) == "E01, Skotergy 2: PENDING. One part: code. NOT TESTABLE HERE: one part: code."
 
 
 def test_no_claim_adds_nothing() -> None:

@@ -1,0 +1,86 @@
+"""An experiment file as Hydra composes it, and what a run differs in from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from skote.config import CONF_DIR, RunConfig, recorded_settings, register_schema, to_settings
+from skote.types import UsageError
+
+FREE = {
+    *("model.path", "model.cache_dir", "engine.environment", "compare.environment"),  # where things lie
+    *("devices", "report.render", "measure.start_timeout_s"),  # devices: see `_devices_differ`
+    *("claim.statement", "claim.claimed", "claim.source", "claim.open"),  # words
+}
+"""Options that a run may have otherwise than its file: they are not what is measured or judged."""
+
+
+def compose_experiment(path: Path) -> RunConfig:
+    """The whole configuration of the experiment file `path`.
+
+    Raises:
+        UsageError: Hydra cannot compose it.
+    """
+    register_schema()
+    try:
+        with initialize_config_dir(version_base="1.3", config_dir=str(path.parent.absolute())):
+            return to_settings(compose(path.stem, overrides=[f"hydra.searchpath=['file://{CONF_DIR}']"]))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UsageError(f"{path} cannot be composed: {str(error).splitlines()[0].rstrip('.')}.") from error
+
+
+def deviation(path: Path, manifest: Mapping[str, Any]) -> str | None:
+    """What a run with `manifest` has otherwise than the experiment file `path`, as one sentence; None where nothing.
+
+    Compared is every option but those in `FREE`: the claim's rules, checks and subject, and all that is measured. Of
+    the devices only number and kind, and that they are CUDA devices where the claim needs them.
+
+    Raises:
+        UsageError: the file cannot be composed.
+    """
+    wanted = compose_experiment(path)
+    try:
+        recorded = recorded_settings(manifest["config"])
+    except UsageError as error:
+        return str(error)
+    file, run = (dict(_leaves(asdict(each))) for each in (wanted, recorded))
+    differing = [key for key in file | run if key not in FREE and file.get(key) != run.get(key)]
+    said = [f"{key} is {_shown(run, key)} in the run and {_shown(file, key)} in {path.name}" for key in differing]
+    if _devices_differ(wanted, manifest["devices"]):
+        said.append(f"it ran on {', '.join(manifest['devices'])}, which {path.name} does not ask for")
+    if not said:
+        return None
+    return said[0] + (f", and {len(said) - 1} more do not match." if len(said) > 1 else ".")
+
+
+def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN401 (a part of the tree)
+    """Every option by its dotted key; a list of mappings, such as rules, by their numbers."""
+    if isinstance(node, Mapping) and node:
+        for key, value in node.items():
+            yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(node, list) and node and isinstance(node[0], Mapping) and prefix not in FREE:
+        for index, value in enumerate(node):
+            yield from _leaves(value, f"{prefix}.{index}")
+    else:
+        yield prefix, node
+
+
+def _shown(leaves: Mapping[str, Any], key: str) -> str:
+    return repr(leaves[key]) if key in leaves else "not there"
+
+
+def _devices_differ(wanted: RunConfig, ran: list[str]) -> bool:
+    kinds = [device.partition(":")[0] for device in ran]
+    if wanted.claim.needs == "cuda" and set(kinds) != {"cuda"}:
+        return True
+    if isinstance(wanted.devices, int):
+        return len(ran) != wanted.devices
+    names = [wanted.devices] if isinstance(wanted.devices, str) else list(wanted.devices)
+    return [name.partition(":")[0] for name in names] != kinds
