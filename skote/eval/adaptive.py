@@ -15,7 +15,7 @@ it favours neither. `benchmarks/aa_simulation.py` counts both kinds of error.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 from skote.eval.derive import METRICS, Measured
@@ -33,7 +33,8 @@ class StopRule:
     """When to stop adding blocks.
 
     Attributes:
-        half_width: narrow enough is an interval of ln(candidate / baseline) that reaches this far to either side.
+        half_width: narrow enough is an interval of ln(candidate / baseline) that reaches this far to either side;
+            below 1, a factor of 2.7, which nobody means but who writes percent.
         max_blocks: the budget in blocks.
         max_seconds: the budget in seconds of measuring; a step that would not fit is not begun.
     """
@@ -43,7 +44,11 @@ class StopRule:
     max_seconds: float
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
+        if not 0 < self.half_width < 1:
+            raise UsageError(
+                f"measure.stop.half_width must lie between 0 and 1, got {self.half_width}: 0.015 is about 1.5 %."
+            )
+        for name, value in (("max_blocks", self.max_blocks), ("max_seconds", self.max_seconds)):
             if not value > 0:
                 raise UsageError(f"measure.stop.{name} must be above 0, got {value}.")
 
@@ -83,6 +88,6 @@ def primary_effect(measured: Measured, seed: int, blocks: Sequence[int] | None =
     """
     name, q = PRIMARY
     metric = next(metric for metric in METRICS if metric.name == name)
-    candidate, baseline = (measured.samples(arm, metric).by_block() for arm in ("candidate", "baseline"))
+    candidate, baseline = (measured.samples(arm, metric, compared=True).by_block() for arm in ("candidate", "baseline"))
     paired = measured.paired_blocks if blocks is None else blocks
     return percentile_effect(candidate, baseline, paired, float(q[1:]), seed)

@@ -1,7 +1,8 @@
 """What a run is held against when somebody asks: limits, each with the figure, the outcome and a sentence.
 
 Limits on a ratio are judged by its 95 % interval: it passes where the whole interval keeps the limit, fails where the
-whole interval breaks it, and is inconclusive in between.
+whole interval breaks it, and is inconclusive in between. Rates of one arm (`tok_s_min`, `error_rate_max`) are judged as
+they stand, over the whole run.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class CheckConfig:
         name: none, ci (the limits below) or reproduce (the run in `against`).
         p50_delta_max: percent by which the candidate's e2el_ms p50 may lie above the baseline's.
         ratio_to_baseline_max: candidate / baseline that the p50 of e2el_ms, ttft_ms and tpot_ms may each reach.
-        tok_s_min: output tokens a second of the candidate, at least.
+        tok_s_min: output tokens a second of the candidate over all its passes, at least.
         error_rate_max: the share of an arm's requests that may fail.
         parity: the arms' outputs must have been compared, and agree.
     """
@@ -63,6 +64,11 @@ def check_limits(config: CheckConfig, *, two_arms: bool) -> None:
     limits = {name: value for name, value in asdict(config).items() if name not in ("name", "parity")}
     if config.name != "ci" and (config.parity or any(value is not None for value in limits.values())):
         raise UsageError(f"The limits of check.* are judged with check=ci alone, and this run has check={config.name}.")
+    if config.p50_delta_max is not None and not config.p50_delta_max > -100:
+        raise UsageError(
+            f"check.p50_delta_max is in percent and must be above -100, which is no time at all; got "
+            f"{config.p50_delta_max}."
+        )
     for name in ("ratio_to_baseline_max", "tok_s_min"):
         if limits[name] is not None and not limits[name] > 0:
             raise UsageError(f"check.{name} must be above 0, got {limits[name]}.")

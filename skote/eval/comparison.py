@@ -9,36 +9,19 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from skote.eval.derive import METRICS, Measured
+from skote.eval.across import Across, Candidate, candidate_of, compare_candidates, same_weights
+from skote.eval.derive import Measured
 from skote.eval.figures import Bar, Chart, bars
+from skote.eval.finding import requests
 from skote.eval.record import read_run, write_text
-from skote.eval.stats import Effect, Floats, Verdict, percentile_effect
 from skote.eval.summary import PRIMARY, summarize_measured
 from skote.eval.wording import arm_labels, devices, environment, hardware, machine
-from skote.types import RecordError, SkoteError
-
-
-@dataclass(frozen=True, slots=True)
-class Across:
-    """A run's candidate against the first run's: the effect over the blocks that both ran, its verdict, or why none."""
-
-    effect: Effect | None
-    verdict: Verdict | None
-    refused: str = ""
-
-    @property
-    def interval_pct(self) -> list[float] | None:
-        """The effect's 95 % interval, in percent."""
-        interval = self.effect.interval if self.effect else None
-        return [100 * interval.low, 100 * interval.high] if interval else None
+from skote.types import ExitCode, RecordError, SkoteError
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One run of a comparison: what ran, and its figures as in its metrics.json.
-
-    `blocks` are the candidate's samples of the primary metric by block.
-    """
+    """One run of a comparison: what ran, and its figures as in its metrics.json."""
 
     number: int
     directory: Path
@@ -46,7 +29,6 @@ class Entry:
     manifest: dict[str, Any]
     metrics: dict[str, Any]
     labels: dict[str, str]
-    blocks: dict[int, Floats]
     across: Across | None = None
 
     @property
@@ -73,17 +55,23 @@ class Comparison:
     notes: list[str]
     remarks: list[str]
 
+    @property
+    def exit_code(self) -> ExitCode:
+        """0 where every run has its verdict against the first, else the worst reason for which one has none."""
+        return ExitCode.worst(entry.across.code for entry in self.entries if entry.across)
+
 
 def read_comparison(directories: Sequence[Path], *, across_machines: bool = False) -> Comparison:
     """Read the runs in `directories` and compare each with the first.
 
-    A verdict between two runs takes the same requests and, unless `across_machines`, the same kind of hardware. A
-    directory that cannot be read is listed with the reason.
+    A verdict between two runs takes the same requests, the same weights and, unless `across_machines`, the same kind of
+    hardware, and that both are valid and came to their end. A directory that cannot be read is listed with the reason.
 
     Raises:
         RecordError: no directory holds a readable run.
     """
     entries: list[Entry] = []
+    candidates: list[Candidate] = []
     unreadable: list[Unreadable] = []
     for directory in directories:
         try:
@@ -93,16 +81,15 @@ def read_comparison(directories: Sequence[Path], *, across_machines: bool = Fals
         except SkoteError as error:
             unreadable.append(Unreadable(directory, str(error)))
             continue
-        metric = next(metric for metric in METRICS if metric.name == PRIMARY[0])
-        blocks = measured.samples("candidate", metric).by_block()
-        labels = arm_labels(run.manifest)
-        entries.append(Entry(len(entries) + 1, directory, None, run.manifest, metrics, labels, blocks))
+        candidates.append(candidate_of(measured, run.manifest, metrics))
+        entries.append(Entry(len(entries) + 1, directory, None, run.manifest, metrics, arm_labels(run.manifest)))
     if not entries:
         reasons = " ".join(bad.reason for bad in unreadable[:1])
         raise RecordError(f"None of the {len(directories)} directories holds a readable run: {reasons}")
-    first, *others = entries
-    compared = [replace(each, across=_across(each, first, across_machines=across_machines)) for each in others]
-    return Comparison([first, *compared], unreadable, _notes(entries, across_machines), _remarks(entries))
+    for number, each in enumerate(candidates[1:], start=1):
+        across = compare_candidates(each, candidates[0], across_machines=across_machines)
+        entries[number] = replace(entries[number], across=across)
+    return Comparison(entries, unreadable, _notes(entries, across_machines), _remarks(entries))
 
 
 def render_comparison(comparison: Comparison, out_dir: Path, name: str = "comparison.html") -> Path:
@@ -127,18 +114,6 @@ def render_comparison(comparison: Comparison, out_dir: Path, name: str = "compar
     return out_dir / name
 
 
-def _across(entry: Entry, first: Entry, *, across_machines: bool) -> Across:
-    if entry.manifest["workload"]["sha256"] != first.manifest["workload"]["sha256"]:
-        return Across(None, None, "other requests")
-    if not across_machines and hardware(entry.manifest["machine"]) != hardware(first.manifest["machine"]):
-        return Across(None, None, "other hardware")
-    if not (entry.metrics["verdict"]["valid"] and first.metrics["verdict"]["valid"]):
-        return Across(None, None, "a run is invalid")
-    common = sorted(entry.blocks.keys() & first.blocks.keys())
-    effect = percentile_effect(entry.blocks, first.blocks, common, float(PRIMARY[1][1:]), int(first.manifest["seed"]))
-    return Across(effect, effect.verdict())
-
-
 def _link(directory: Path, out_dir: Path) -> str | None:
     report = directory / "report.html"
     return quote(Path(os.path.relpath(report, out_dir)).as_posix()) if report.exists() else None
@@ -161,12 +136,45 @@ def _notes(entries: Sequence[Entry], across_machines: bool) -> list[str]:
             else "only the differences within a run hold"
         )
         notes.append(f"{len(kinds)} different machines ({'; '.join(sorted(kinds.values()))}): {between}.")
+    first, *others = entries
+    notes += [
+        f"Run {entry.number} had other weights than run 1 ({_weights(entry)}, and {_weights(first)} there): it did "
+        "other work."
+        for entry in others
+        if same_weights(entry.manifest, first.manifest) is False
+    ]
+    for entry in entries:
+        if not entry.metrics["verdict"]["valid"]:
+            notes.append(f"Run {entry.number} is invalid, and its report says why: its figures must not be believed.")
+        elif entry.manifest["status"] != "complete":
+            notes.append(f"Run {entry.number} did not come to its end, so that its outputs were not judged.")
     return notes
+
+
+def _weights(entry: Entry) -> str:
+    model = entry.manifest["model"]
+    sha256 = model["weights_sha256"]
+    return f"{model['name']}, {model['parameters']:,} parameters, {'no hash' if sha256 is None else sha256[:12]}"
 
 
 def _remarks(entries: Sequence[Entry]) -> list[str]:
     """What else differs between the runs than what they are about, in sentences."""
     remarks = []
+    dtypes = sorted({entry.manifest["dtype"] for entry in entries})
+    if len(dtypes) > 1:
+        remarks.append(f"The runs computed in different dtypes ({', '.join(dtypes)}): that is in their difference.")
+    unknown = [e.number for e in entries[1:] if same_weights(e.manifest, entries[0].manifest) is None]
+    if unknown:
+        remarks.append(
+            f"That run {' and '.join(map(str, unknown))} had the weights of run 1 is assumed, not checked: there are "
+            "no hashes of both in one dtype."
+        )
+    remarks += [
+        f"{requests(entry.across.left_out)} that only one of run {entry.number} and run 1 finished are left out of "
+        "their difference."
+        for entry in entries
+        if entry.across and entry.across.left_out
+    ]
     machines = [entry.manifest["machine"] for entry in entries]
     packages = sorted({name for each in machines for name in each["packages"]})
     versions = {name: sorted({each["packages"].get(name, "none") for each in machines}) for name in packages}

@@ -83,8 +83,8 @@ class Measured:
 
     def __init__(self, run: Run) -> None:
         self.telemetry = run.telemetry
-        requests = _measured(run.requests)
-        self.gaps = _chunk_gaps(_in_request_order(_measured(run.tokens)), requests)
+        requests = measured_rows(run.requests)
+        self.gaps = _chunk_gaps(in_request_order(measured_rows(run.tokens)), requests)
         self.requests = _with_metrics(requests, self.gaps)
 
     @cached_property
@@ -103,12 +103,33 @@ class Measured:
         rows = self.requests[self.requests["arm"] == arm]
         return {int(str(block)): sorted(ids) for block, ids in rows.groupby("block")["request_id"]}
 
-    def samples(self, arm: str, metric: Metric) -> Samples:
-        """The finite samples of `metric` in `arm`."""
+    @cached_property
+    def finished_by_all(self) -> Flags:
+        """Which of the `requests` every arm finished: `[n]`."""
+        ok = (self.requests["status"] == "ok").to_numpy(dtype=bool)
+        keys = pd.MultiIndex.from_frame(self.requests[["block", "request_id"]].astype({"request_id": object}))
+        for arm in self.arms:
+            ok = ok & keys.isin(keys[ok & (self.requests["arm"] == arm).to_numpy(dtype=bool)])
+        return ok
+
+    @cached_property
+    def pairs_survivors(self) -> bool:
+        """Whether differences of latencies are over `finished_by_all`: where a request of two arms failed.
+
+        Each arm's own survivors would be different requests: an arm that breaks at the long ones would look fast.
+        """
+        return len(self.arms) > 1 and bool((self.requests["status"] != "ok").any())
+
+    def samples(self, arm: str, metric: Metric, *, compared: bool = False) -> Samples:
+        """The finite samples of `metric` in `arm`; with `compared` those that differences are over."""
+        paired = compared and self.pairs_survivors
         if metric.per == "request":
-            rows = self.requests[(self.requests["arm"] == arm) & self.requests[metric.name].notna()]
+            chosen = (self.requests["arm"] == arm) & self.requests[metric.name].notna()
+            rows = self.requests[chosen & self.finished_by_all if paired else chosen]
             return Samples(rows[metric.name].to_numpy(dtype=np.float64), rows["block"].to_numpy(dtype=np.int64))
         mine = self.of_arm(arm)
+        if paired:
+            mine = mine & self.finished_by_all[self.gaps["request"].to_numpy()]
         counts, values = (self.gaps[name].to_numpy()[mine] for name in ("n_tokens", "gap_ms"))
         blocks = self.requests["block"].to_numpy(dtype=np.int64)[self.gaps["request"].to_numpy()[mine]]
         if metric.per == "chunk" or bool(np.all(counts == 1)):
@@ -206,7 +227,7 @@ def _rates(passes: pd.DataFrame) -> dict[str, float]:
     return dict(zip(THROUGHPUTS, rates, strict=True))
 
 
-def _measured(rows: pd.DataFrame) -> pd.DataFrame:
+def measured_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of the measured phase: a view where they lie together, as they do but for damaged files."""
     measured = (rows["phase"] == "measure").to_numpy(dtype=bool)
     first, count = int(measured.argmax()) if len(rows) else 0, int(measured.sum())
@@ -214,16 +235,23 @@ def _measured(rows: pd.DataFrame) -> pd.DataFrame:
     return (rows.iloc[first : first + count] if together else rows[measured]).reset_index(drop=True)
 
 
-def _in_request_order(tokens: pd.DataFrame) -> pd.DataFrame:
+def in_request_order(tokens: pd.DataFrame) -> pd.DataFrame:
     """Rows with each request's chunks together and in order: as the writer leaves them, so a check comes first."""
     index = tokens["index"].to_numpy()
-    follows = index[1:] == index[:-1] + 1
-    for key in KEYS:
-        codes = _codes(tokens[key])
-        follows &= codes[1:] == codes[:-1]
+    follows = (index[1:] == index[:-1] + 1) & ~request_starts(tokens)[1:]
     if bool(np.all(follows | (index[1:] == 0))) and not index[:1].any():
         return tokens
     return tokens.sort_values([*KEYS, "index"], kind="stable", ignore_index=True)
+
+
+def request_starts(tokens: pd.DataFrame) -> Flags:
+    """Which rows are of another request than the row before: `[n]`."""
+    starts = np.zeros(len(tokens), dtype=np.bool_)
+    starts[:1] = True
+    for key in KEYS:
+        codes = _codes(tokens[key])
+        starts[1:] |= codes[1:] != codes[:-1]
+    return starts
 
 
 def _codes(column: pd.Series[Any]) -> np.ndarray[tuple[int], np.dtype[Any]]:

@@ -11,11 +11,14 @@ from typing import Any, cast
 
 import pandas as pd
 
+from skote.eval.cache_findings import cache_findings
 from skote.eval.derive import Measured
 from skote.eval.finding import SEVERITIES, Finding, Severity, requests
 from skote.eval.machine_findings import machine_findings
 from skote.eval.physics import physics_findings
+from skote.eval.replica_findings import replica_findings
 from skote.eval.stats import MIN_BLOCKS, minimum_samples
+from skote.eval.survivors import survivor_findings
 
 
 def find(measured: Measured, manifest: dict[str, Any]) -> list[Finding]:
@@ -28,13 +31,15 @@ def find(measured: Measured, manifest: dict[str, Any]) -> list[Finding]:
         *_flags(manifest),
         *_stamps(measured),
         *_counts(measured, manifest),
-        *_warm_cache(measured),
+        *cache_findings(measured, manifest),
         *_early_end(measured, manifest),
         *_parity_outputs(measured, manifest),
         *_greedy_outputs(measured, manifest),
         *_missing(measured, manifest),
         *_status(measured, manifest),
         *_failures(measured),
+        *replica_findings(manifest),
+        *survivor_findings(measured),
         *_samples(measured),
         *_blocks(measured, manifest),
         *machine_findings(measured, manifest),
@@ -121,21 +126,6 @@ def _workloads(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding
         )
 
 
-def _warm_cache(measured: Measured) -> Iterator[Finding]:
-    for arm in measured.arms:
-        rows = measured.requests[measured.requests["arm"] == arm]
-        share = float(rows["cached_tokens"].fillna(0).sum() / rows["input_tokens"].sum())
-        if share > 0:
-            yield Finding(
-                "warning",
-                "warm_cache",
-                round(share, 4),
-                0,
-                f"The {arm} arm took {share:.0%} of its input tokens from a cache of earlier prompts: its times "
-                "to first token are those of warm prompts.",
-            )
-
-
 def _flags(manifest: dict[str, Any]) -> Iterator[Finding]:
     seen = {
         json.dumps(replica["info"]["flags"], sort_keys=True)
@@ -208,14 +198,7 @@ def _parity_outputs(measured: Measured, manifest: dict[str, Any]) -> Iterator[Fi
     if manifest["parity"] is None:
         return
     if not manifest["workload"]["greedy"]:
-        yield Finding(
-            "warning",
-            "sampled_outputs",
-            None,
-            None,
-            "The workload samples, so that timed outputs cannot be checked token by token: parity was checked "
-            "greedily, on other prompts.",
-        )
+        yield from _sampled_outputs(manifest["parity"])
         return
     ok = measured.requests[measured.requests["status"] == "ok"]
     for arm in measured.arms:
@@ -240,6 +223,29 @@ def _parity_outputs(measured: Measured, manifest: dict[str, Any]) -> Iterator[Fi
                 unchecked,
                 0,
                 f"The output of {requests(unchecked)} of the {arm} arm was not checked.",
+            )
+
+
+def _sampled_outputs(parity: dict[str, Any]) -> Iterator[Finding]:
+    judged = parity.get("sampled")
+    if judged is None:
+        yield Finding(
+            "warning",
+            "sampled_outputs",
+            None,
+            None,
+            "The workload samples, and nothing shows that its timed outputs are draws from the model's distribution: "
+            "parity was checked greedily, on other prompts.",
+        )
+        return
+    for found in judged.values():
+        if not found["passed"]:
+            yield Finding(
+                "invalid",
+                "sampled_outputs",
+                None if found["z"] is None else round(found["z"], 4),
+                found["limit"],
+                found["sentence"],
             )
 
 

@@ -4,6 +4,7 @@ Before timing it runs held-out requests, which no measured one repeats, so that 
 After timing it judges the timed outputs themselves. In fp32 the two arms' tokens must be equal, all of them. In other
 dtypes tokens may differ: every output of the candidate must be what its own logits choose, and on the held-out requests
 and a sample of the timed ones the baseline's tokens are forced through both arms and an fp32 reference, one by one.
+Where timed outputs are sampled, those of a sample of the requests must be draws from the reference's distribution.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
+
 from skote.eval.arms import Arm
+from skote.eval.draws import Draws, draws, sampled_parity
 from skote.eval.measure import Arm as ArmName
 from skote.eval.measure import run_pass
 from skote.eval.parity import (
+    NEAR_TIE_LOGITS,
     Divergence,
     ForcedErrors,
     Ids,
@@ -33,7 +38,7 @@ from skote.types import Completion, EngineError, Request, Sampling
 
 FORCED_REQUESTS, FORCED_TOKENS = 12, 1024
 """At least so many of the timed requests, with so many tokens together, are forced through both arms, where there are
-as many; each takes the baseline as long as when it was timed."""
+as many; each takes the baseline as long as when it was timed. As many sampled ones are held against the reference."""
 
 Outputs = Mapping[ArmName, Mapping[str, Ids]]
 Reference = Callable[[], AbstractContextManager[Replica]]
@@ -50,7 +55,7 @@ class ParityGate:
     Args:
         candidate, baseline: the started arms.
         dtype: of both arms.
-        reference: starts an fp32 replica for a while; None in fp32, where tokens must be equal.
+        reference: starts an fp32 replica for a while. In fp32, where greedy tokens must be equal, sampled ones need it.
         eos_ids: what may end a text early.
         seed: of the bootstrap.
     """
@@ -61,7 +66,7 @@ class ParityGate:
         baseline: Arm,
         *,
         dtype: str,
-        reference: Reference | None,
+        reference: Reference,
         eos_ids: Sequence[int],
         seed: int,
     ) -> None:
@@ -74,6 +79,8 @@ class ParityGate:
         self._errors: list[ForcedErrors] = []
         self._inconsistent: list[str] = []
         self._forced: list[str] = []
+        self._rounding = NEAR_TIE_LOGITS
+        self._entry: dict[str, Any] = {}
 
     def probe(self, requests: Sequence[Request]) -> dict[str, Any]:
         """Run `requests`, greedily, through both arms: the manifest's parity entry so far.
@@ -82,7 +89,8 @@ class ParityGate:
             EngineError: an arm or the reference failed on a request.
         """
         asked = [greedy(request) for request in requests]
-        return self._judge(asked, {name: _outputs(arm, asked) for name, arm in self._arms.items()})
+        self._entry = self._judge(asked, {name: _outputs(arm, asked) for name, arm in self._arms.items()})
+        return self._entry
 
     def settle(self, requests: Sequence[Request], timed: Outputs) -> dict[str, Any]:
         """Judge the `timed` outputs of greedy `requests`, of those that both arms finished: the whole entry.
@@ -92,12 +100,33 @@ class ParityGate:
         """
         return self._judge(requests, timed)
 
+    def settle_sampled(self, requests: Sequence[Request], timed: Outputs) -> dict[str, Any]:
+        """Judge the `timed` outputs of a sample of the sampled `requests` that both arms finished: the whole entry.
+
+        The arms' logits may be off the reference's by the most that the baseline's were, in the root mean square over a
+        row, on the held-out prompts, and by a near tie in any case.
+
+        Raises:
+            EngineError: the reference failed on a request.
+        """
+        both = [each for each in requests if all(timed[name].get(each.request_id) for name in self._arms)]
+        rng = random.Random(f"{self._seed}/sampled")  # noqa: S311 - drawn after timing, so that no engine can know it
+        sample = _sample([len(timed["candidate"][each.request_id]) for each in both], rng)
+        found: dict[ArmName, list[Draws]] = {name: [] for name in self._arms}
+        with self._reference() as reference:
+            for request in (both[index] for index in sorted(sample)):
+                for name, draw in found.items():
+                    ids = timed[name][request.request_id]
+                    logits = reference.call("score", request, ids).result()
+                    draw.append(draws(logits, ids, request.sampling, self._rounding))
+        return sampled_parity(self._entry, found)
+
     def _judge(self, requests: Sequence[Request], outputs: Outputs) -> dict[str, Any]:
         both = [each for each in requests if all(each.request_id in outputs[name] for name in self._arms)]
         self._requests |= {request.request_id: request for request in both}
         for name in self._arms:
             self._outputs[name] |= {request.request_id: outputs[name][request.request_id] for request in both}
-        if self._reference is None:
+        if self._dtype == "fp32":
             return self._judge_tokens(both) | self._hashes()
         rng = random.Random(f"{self._seed}/forced")  # noqa: S311 - drawn after timing, so that no engine can know it
         sample = _sample([request.max_new_tokens for request in both], rng)
@@ -128,6 +157,8 @@ class ParityGate:
         logits = {name: self._score(name, request, forced) for name in self._arms}
         truth = reference.call("score", request, forced).result()
         self._errors.append(forced_errors(logits["candidate"], logits["baseline"], truth, forced))
+        error = np.asarray(logits["baseline"], dtype=np.float64) - truth
+        self._rounding = max(self._rounding, float(np.sqrt((error**2).mean(-1)).max()))
         self._forced.append(request.request_id)
         # The baseline is a library that need not give the same bits twice; the candidate is held to its own.
         self._check_choices("baseline", request, logits["baseline"], truth)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import fmean
 from typing import Any, cast
 
 import pandas as pd
 
-from skote.eval.derive import METRICS, Measured
+from skote.eval.derive import METRICS, PASS, Measured
 from skote.eval.device_state import HOST, THROTTLE_REASONS, energy_mismatch, in_windows, throttled
 from skote.eval.finding import Finding, Severity
-from skote.eval.stats import percentile
+from skote.eval.stats import MIN_BLOCKS, percentile, percentile_interval
 
 CPU_SHARE_LIMIT = 0.06  # of the machine, taken by others in one pass; 3 times the default verdict threshold
+HAND_BACK_LIMIT = 0.02  # of the median latency: the default verdict threshold
+HAND_BACK_MS = 1.0  # answers took 0.1 to 0.9 ms to their client where this counts, below 50 ms, on GPU and CPU machines
 LAG_LIMIT = 0.02  # of the median latency: the default verdict threshold
 THROTTLED_LIMIT = 0.01  # of the samples
 CLOCK_DRIFT_LIMIT = 0.03  # of the clock, from the first third of an arm's samples to the last
@@ -28,10 +31,13 @@ _CHOSEN = {metric.name: metric for metric in METRICS}
 def machine_findings(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
     """What the machine did to the figures, as far as the record tells."""
     yield from _noise(manifest)
+    yield from _one_sided_noise(manifest)
     yield from _harness(manifest)
     yield from _client(measured)
+    yield from _hand_back(measured, manifest)
     yield from _throttled(measured)
     yield from _foreign_gpu_processes(measured)
+    yield from _foreign_unknown(measured)
     yield from _thermal_drift(measured)
     yield from _wall_jump(measured)
     yield from _energy(measured)
@@ -56,6 +62,28 @@ def _noise(manifest: dict[str, Any]) -> Iterator[Finding]:
                 f"{what} more than {CPU_SHARE_LIMIT:.0%} of the CPU in {len(noisy)} of {len(timed)} "
                 f"passes, at most {worst[key]:.0%} ({worst['arm']}, block {worst['block']}).",
             )
+
+
+def _one_sided_noise(manifest: dict[str, Any]) -> Iterator[Finding]:
+    """Noise that both arms have widens the interval; noise of one arm alone moves it."""
+    timed = [entry for entry in manifest["passes"] if entry["phase"] == "measure"]
+    shares: dict[str, list[float]] = {}
+    for entry in timed:
+        if entry.get("foreign_cpu_share") is not None:
+            shares.setdefault(entry["arm"], []).append(float(entry["foreign_cpu_share"]))
+    means = sorted(((fmean(each), arm) for arm, each in shares.items()), reverse=True)
+    if len(means) < 2:
+        return
+    (most, hit), (least, spared) = means
+    if most - least > CPU_SHARE_LIMIT:
+        yield Finding(
+            "invalid",
+            "one_sided_noise",
+            round(most - least, 4),
+            CPU_SHARE_LIMIT,
+            f"Other processes took {most:.0%} of the CPU in the passes of the {hit} arm and {least:.0%} in those of "
+            f"the {spared} arm, on average: the comparison is biased.",
+        )
 
 
 def _harness(manifest: dict[str, Any]) -> Iterator[Finding]:
@@ -88,6 +116,37 @@ def _client(measured: Measured) -> Iterator[Finding]:
             )
 
 
+def _hand_back(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
+    """Work that an engine puts off past the last token is in no latency, nor is time that a slowed clock hides.
+
+    The rows of a batch share a launch, `admitted_ns`, and come back when the last of them has its last token. On a
+    machine with more to do than cores answers wait for milliseconds now and then, while work that is put off makes them
+    late every time: held against the limit is the lower end of the median's interval, of five answers the least. Fewer
+    lead to no verdict anyway.
+    """
+    ok = measured.requests[measured.requests["status"] == "ok"]
+    launches = ok.groupby([*PASS, "replica", "admitted_ns"])["last_token_ns"]
+    late_ms = (ok["end_ns"] - launches.transform("max")) / 1e6
+    harness_ms = manifest["harness"]["ms_per_request"] if manifest["harness"] is not None else 0.0
+    for arm in measured.arms:
+        rows = ok["arm"] == arm
+        if rows.sum() < MIN_BLOCKS:
+            continue
+        late, latency = late_ms[rows].to_numpy(), float(ok.loc[rows, "e2el_ms"].median())
+        limit = harness_ms + max(HAND_BACK_MS, HAND_BACK_LIMIT * latency)
+        interval = percentile_interval(late, 50)
+        if (late.min() if interval is None else interval.low) > limit:
+            median = percentile(late, 50)
+            yield Finding(
+                "invalid",
+                "late_hand_back",
+                round(median, 3),
+                round(limit, 3),
+                f"Answers of the {arm} arm came back {median:.3g} ms after their last token (median; {limit:.3g} are "
+                "allowed): its latencies leave out what it did in that time.",
+            )
+
+
 def _throttled(measured: Measured) -> Iterator[Finding]:
     for device, samples in _gpus(measured):
         down = throttled(samples["throttle_reasons"])
@@ -116,6 +175,20 @@ def _foreign_gpu_processes(measured: Measured) -> Iterator[Finding]:
                 0,
                 f"{processes} not ours had {device} open while the run was measured.",
             )
+
+
+def _foreign_unknown(measured: Measured) -> Iterator[Finding]:
+    told = measured.telemetry.groupby("device")["foreign_processes"].count()
+    unknown = [str(device) for device, count in told.items() if device != HOST and not count]
+    if unknown:
+        yield Finding(
+            "info",
+            "foreign_unknown",
+            None,
+            None,
+            f"Nobody looked whether other processes computed on {', '.join(unknown)}: the driver lists none of the "
+            "run's own, as in a container.",
+        )
 
 
 def _thermal_drift(measured: Measured) -> Iterator[Finding]:

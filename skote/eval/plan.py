@@ -5,6 +5,7 @@ Part of the composition root.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from skote.model.facts import ModelFacts, load_facts
 from skote.model.source import ModelSource, converted_gguf, hub_snapshot, packaged_gguf, shape_directory
 from skote.runtime.capacity import check_memory
 from skote.runtime.devices import resolve_devices
+from skote.runtime.dispatch import DispatchOptions
 from skote.runtime.text import TextCodec, load_tokenizer
 from skote.types import CheckpointError, UsageError
 
@@ -67,6 +69,8 @@ def plan_run(settings: RunConfig, directory: Path, progress: RunProgress, *, com
     """
     check_config(settings.workload)
     check_claim(settings.claim)
+    _check_numbers(settings)
+    stop = _stop_rule(settings, compare=compare)
     flags_for(settings.dtype.name)
     if not settings.engine["name"]:
         raise UsageError("engine must name an engine; compare=none is for the other arm.")
@@ -79,8 +83,6 @@ def plan_run(settings: RunConfig, directory: Path, progress: RunProgress, *, com
     progress.say(f"Model: {settings.model.name or source.local_dir.name}, {source.local_dir}")
     if codec is None:
         progress.say("It has no tokenizer: prompts become token ids by a hash, and answers mean nothing.")
-    # One arm alone has no difference whose interval could become narrow.
-    stop = settings.measure.stop.rule() if settings.measure.stop is not None and compare else None
     max_blocks = 0 if stop is None else stop.max_blocks
     workload = build_workload(settings.workload, codec or HashCodec(spec.vocab), settings.seed, max_blocks)
     check_fits(workload, spec.max_positions)
@@ -94,7 +96,7 @@ def plan_run(settings: RunConfig, directory: Path, progress: RunProgress, *, com
     plan = Plan(settings, source, spec, devices, workload, codec, arms, stop)
     modelled = [config for config in arms.values() if config._target_ != SIMULATED._target_]
     positions = plan.model_options["max_model_len"]
-    compared = len(arms) == 2 and settings.measure.parity and settings.dtype.name != "fp32"
+    compared = len(arms) == 2 and settings.measure.parity and (settings.dtype.name != "fp32" or not workload.greedy)
     check_memory(
         spec,
         settings.dtype.name,
@@ -105,9 +107,54 @@ def plan_run(settings: RunConfig, directory: Path, progress: RunProgress, *, com
     return plan
 
 
+def _check_numbers(settings: RunConfig) -> None:
+    """Check the numbers that nothing else checks before an engine starts."""
+    if settings.seed < 0:
+        raise UsageError(f"seed must be 0 or more, got {settings.seed}.")
+    timeout_s = settings.measure.start_timeout_s
+    if not 0 < timeout_s <= threading.TIMEOUT_MAX:
+        raise UsageError(f"measure.start_timeout_s must be a number of seconds above 0, got {timeout_s:g}.")
+    router = settings.router
+    DispatchOptions(
+        router.policy,
+        router.max_concurrency_per_device,
+        router.microbatch_window_ms,
+        router.microbatch_max,
+        router.max_queue,
+        router.max_restarts,
+    )
+    if router.hang_s is not None and not 0 < router.hang_s <= threading.TIMEOUT_MAX:
+        raise UsageError(
+            f"router.hang_s must be a number of seconds above 0, or null for no limit, got {router.hang_s:g}."
+        )
+
+
+def _stop_rule(settings: RunConfig, *, compare: bool) -> StopRule | None:
+    """The rule by which blocks are added, checked even where it plays no part.
+
+    One arm alone has no difference whose interval could become narrow.
+    """
+    if settings.measure.stop is None:
+        return None
+    rule = settings.measure.stop.rule()
+    if not compare:
+        return None
+    if rule.max_blocks < settings.workload.blocks:
+        raise UsageError(
+            f"measure.stop.max_blocks={rule.max_blocks} is below workload.blocks={settings.workload.blocks}, which are "
+            "measured in any case: raise the one or lower the other."
+        )
+    return rule
+
+
 def _cache_positions(config: EngineConfig, positions: int, *, alone: bool) -> int:
     """The positions of an arm's cache, of all its rows; `positions` where its own options do not say."""
     own = config.options.get("max_model_len")
+    if isinstance(own, int) and 0 < own < positions - 1:  # a request's last token takes no position
+        raise UsageError(
+            f"{config.name}: max_model_len={own} is too short for the workload's longest request, which takes "
+            f"{positions - 1} positions: raise it, or leave it null."
+        )
     if own == "auto" and not alone:
         raise UsageError(
             "engine.max_model_len=auto takes what the device has left, which two arms cannot both do: give a number, "

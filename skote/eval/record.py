@@ -187,6 +187,11 @@ def file_hashes(directory: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(directory.glob("*.parquet"))}
 
 
+def manifest_sha256(manifest: dict[str, Any]) -> str:
+    """SHA-256 of a manifest's content, as JSON with sorted keys: however the file is indented."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
 def outputs_sha256(rows: Iterable[dict[str, Any]]) -> dict[str, str]:
     """SHA-256 over what each arm put out when it was measured: lines of request id and output hash, sorted."""
     lines: dict[str, list[str]] = {}

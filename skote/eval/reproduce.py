@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from skote.eval.check import Check
@@ -9,11 +10,15 @@ from skote.eval.record import Run
 from skote.eval.summary import PRIMARY, summarize
 from skote.eval.wording import hardware, percent_interval
 
+DETECTABLE = 0.10  # relative: two runs that would not show a change of the ratio by more than this show nothing
 NOT_OF_OUTPUTS = {"pandas", "pyarrow", "hydra-core", "omegaconf"}  # packages that no token depends on
 
 
 def compare_runs(run: Run, against: Run) -> list[Check]:
-    """The checks of a reproduction: requests, weights and outputs are equal, and the intervals of the ratio overlap."""
+    """The checks of a reproduction: requests, weights and outputs are equal, and the intervals of the ratio overlap.
+
+    Where they overlap because they are wide (`DETECTABLE`) the ratio is inconclusive.
+    """
     return [
         _equal("workload", "requests", _workload(run), _workload(against)),
         _equal("weights", "weights", _weights(run), _weights(against)),
@@ -82,13 +87,24 @@ def _overlap(run: Run, against: Run) -> Check:
     intervals = now["interval_pct"], then["interval_pct"]
     if intervals[0] is None or intervals[1] is None:
         return Check("ratio", "inconclusive", None, None, "A run has no interval of its ratio: it had too few blocks.")
-    overlap = intervals[0][0] <= intervals[1][1] and intervals[1][0] <= intervals[0][1]
+    bounds = [[math.log1p(bound / 100) for bound in interval] for interval in intervals]
+    overlap = bounds[0][0] <= bounds[1][1] and bounds[1][0] <= bounds[0][1]
+    # Half the width of [now's low - then's high, now's high - then's low]: that interval of the difference of the two
+    # log ratios holds 0 exactly where the two overlap, so a change beyond it is what they show.
+    visible = math.expm1(sum(high - low for low, high in bounds) / 2)
     shown = [percent_interval(each) for each in intervals]
-    sentence = (
-        f"The 95 % intervals of the median latency's difference {'overlap' if overlap else 'do not overlap'}: "
-        f"{shown[0]} now, {shown[1]} then."
-    )
-    return Check("ratio", "passed" if overlap else "failed", shown[0], shown[1], sentence)
+    medians = f"The 95 % intervals of the median latency's difference {'overlap' if overlap else 'do not overlap'}"
+    sentence = f"{medians}: {shown[0]} now, {shown[1]} then."
+    if not overlap:
+        return Check("ratio", "failed", shown[0], shown[1], sentence)
+    if visible > DETECTABLE:
+        sentence += (
+            f" But only a change of the ratio by more than {100 * visible:.1f} % would have shown, and "
+            f"{100 * DETECTABLE:g} % is the limit: repeat it on a quieter machine, or a run of more blocks."
+        )
+        return Check("ratio", "inconclusive", shown[0], shown[1], sentence)
+    sentence += f" A change of the ratio by more than {100 * visible:.1f} % would have shown."
+    return Check("ratio", "passed", shown[0], shown[1], sentence)
 
 
 def _primary(run: Run) -> dict[str, Any] | None:

@@ -30,8 +30,10 @@ def roofline(measured: Measured, arm: str, manifest: dict[str, Any]) -> dict[str
     `weight_bytes` and `kv_bytes`: what one decode step reads, one row at a time; `mean_context`: the positions that
     `kv_bytes` stands for; `floor_ms`: the time in which the device reads both; `achieved_share`: `floor_ms` / the
     median of `tpot_ms`. `step_share`: the time in which it reads what of both exceeds all its caches / the median of
-    `tpot_ms` x tokens a chunk. `prefill_floor_ms`: the median over requests of the least time that their prompts take,
-    by arithmetic or by reading the weights; `prefill_share`: the median of that time / `ttft_ms`.
+    `tpot_ms`, x tokens a chunk where the engine speculates. `prefill_floor_ms`: the median over requests of the least
+    time that their prompts take, by arithmetic or by reading the weights; `prefill_share`: the median of that time /
+    `ttft_ms`. `request_floor_ms` and `request_share`: the same of `request_floors` and `e2el_ms`, null where the engine
+    speculates.
     """
     model, ceilings = manifest["model"], manifest.get("roofline") or {}
     weights, position = model["bytes_per_token"], model.get("kv_bytes_per_token")
@@ -44,9 +46,10 @@ def roofline(measured: Measured, arm: str, manifest: dict[str, Any]) -> dict[str
     if kv is not None and bandwidth is not None and cache is not None:
         uncached_ms = 1000 * max(0.0, weights + kv - cache) / bandwidth
     tpot = measured.samples(arm, TPOT).values
-    step_ms = percentile(tpot, 50) * tokens_per_chunk(measured, arm) if tpot.size else None
+    drafted = speculates(manifest, arm)
+    step_ms = percentile(tpot, 50) * (tokens_per_chunk(measured, arm) if drafted else 1.0) if tpot.size else None
     prefill = prefill_floors(requests, manifest)
-    shares = (prefill / requests["ttft_ms"]).dropna() if prefill is not None else None
+    whole = None if drafted else request_floors(requests, manifest)
     return {
         "weight_bytes": weights,
         "mean_context": context,
@@ -54,9 +57,17 @@ def roofline(measured: Measured, arm: str, manifest: dict[str, Any]) -> dict[str
         "floor_ms": floor_ms,
         "achieved_share": floor_ms / percentile(tpot, 50) if floor_ms is not None and tpot.size else None,
         "step_share": uncached_ms / step_ms if uncached_ms is not None and step_ms is not None else None,
-        "prefill_floor_ms": None if prefill is None or not len(prefill) else float(prefill.median()),
-        "prefill_share": None if shares is None or not len(shares) else float(shares.median()),
+        "prefill_floor_ms": _median(prefill),
+        "prefill_share": None if prefill is None else _median(prefill / requests["ttft_ms"]),
+        "request_floor_ms": _median(whole),
+        "request_share": None if whole is None else _median(whole / requests["e2el_ms"]),
     }
+
+
+def speculates(manifest: dict[str, Any], arm: str) -> bool:
+    """Whether an engine of `arm` declares that one reading of its weights may give several tokens."""
+    replicas = manifest["arms"].get(arm, {}).get("replicas", [])
+    return any(replica["info"].get("speculative") is True for replica in replicas)
 
 
 def tokens_per_chunk(measured: Measured, arm: str) -> float:
@@ -67,6 +78,12 @@ def tokens_per_chunk(measured: Measured, arm: str) -> float:
     """
     chunks = measured.samples(arm, ICL).values.size
     return measured.samples(arm, ITL).values.size / chunks if chunks else 1.0
+
+
+def multi_token_share(measured: Measured, arm: str) -> float:
+    """Of the chunks after the first of a request, those of more than one token; 0 without such chunks."""
+    sizes = measured.gaps["n_tokens"].to_numpy()[measured.of_arm(arm)]
+    return float((sizes > 1).mean()) if sizes.size else 0.0
 
 
 def prefill_floors(requests: pd.DataFrame, manifest: dict[str, Any]) -> pd.Series[float] | None:
@@ -89,6 +106,28 @@ def prefill_floors(requests: pd.DataFrame, manifest: dict[str, Any]) -> pd.Serie
     return floors
 
 
+def request_floors(requests: pd.DataFrame, manifest: dict[str, Any]) -> pd.Series[float] | None:
+    """The least ms from dispatch to the last token, of each of `requests`; None where a ceiling was not measured.
+
+    The floor of the prefill, and for each token after the first the time in which the device reads what of the weights
+    and the KV cache, at the step's mean position, its caches cannot hold. However its tokens are handed over, a request
+    takes as long, alone or beside others. Where the operations of a prefill are not known it reads the weights once.
+    """
+    model, ceilings = manifest["model"], manifest.get("roofline") or {}
+    bandwidth, cache = ceilings.get("read_bandwidth_bytes_per_s"), ceilings.get("cache_bytes")
+    position = model.get("kv_bytes_per_token")
+    if bandwidth is None or cache is None or position is None:
+        return None
+    unheld = model["bytes_per_token"] - cache
+    prefill = prefill_floors(requests, manifest)
+    if prefill is None:
+        prefill = pd.Series(1000 * max(0.0, unheld) / bandwidth, index=requests.index)
+    outputs = requests["output_tokens"].astype("float64")
+    read = (unheld + position * (requests["input_tokens"] + outputs / 2)).clip(lower=0)
+    floors: pd.Series[float] = prefill + (outputs - 1).clip(lower=0) * 1000 * read / bandwidth
+    return floors
+
+
 def step_kernels(manifest: dict[str, Any], arm: str) -> list[dict[str, Any]]:
     """The kernels of a decode step of the arm's first replica, the longest first, each with its `share` of their sum.
 
@@ -99,3 +138,8 @@ def step_kernels(manifest: dict[str, Any], arm: str) -> list[dict[str, Any]]:
     total = sum(kernel["us"] for kernel in kernels)
     longest_first = sorted(kernels, key=lambda kernel: -float(kernel["us"]))
     return [kernel | {"share": kernel["us"] / total} for kernel in longest_first]
+
+
+def _median(values: pd.Series[float] | None) -> float | None:
+    known = values.dropna() if values is not None else None
+    return None if known is None or known.empty else float(known.median())

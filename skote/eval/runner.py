@@ -6,20 +6,20 @@ import contextlib
 import io
 import logging
 import logging.config
-import re
 import shlex
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import env_override
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from skote.config import CONF_DIR, RunConfig, recorded_settings, register_schema, to_settings
@@ -30,16 +30,16 @@ from skote.eval.progress import RunProgress
 from skote.eval.record import Run, read_run
 from skote.eval.session import Session
 from skote.eval.sweep import Cell, Sweep, cell_key, finished_code, read_sweep, shuffled
+from skote.eval.usage import refusal, sentence
+from skote.eval.verify import differences
 from skote.types import ExitCode, RecordError, SkoteError, UsageError
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 BESIDE_REPRODUCE = {"check", "against", "report", "report.render", "model.path", "model.cache_dir"}
 """Options that may stand beside check=reproduce: what they change is not what is measured."""
-
-_ASIDE = re.compile(
-    r"\s*((full_key|object_type|reference_type)[:=]|See https|Set the environment variable|To append to|Key .* not in)"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,23 @@ class Job:
     compare: str
     logging: dict[str, Any]
     environment: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A job that can run: its plan, what identifies it (`cell_key`), and the run that it repeats."""
+
+    plan: Plan
+    key: str
+    against: Run | None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How a job ended that did not come to its end, in a sentence."""
+
+    code: ExitCode
+    sentence: str
 
 
 class Runner:
@@ -92,9 +109,11 @@ class Runner:
 
     def run(self) -> ExitCode:
         """Run what was collected, one after the other: the worst of the codes."""
-        if self._sweep_dir is None:
-            return ExitCode.worst(self._guarded(job)[0] for job in self._jobs)
-        return self._run_sweep(self._sweep_dir)
+        if self._sweep_dir is not None:
+            return self._run_sweep(self._sweep_dir)
+        [job] = self._jobs
+        outcome = self._guarded(job, self._run)
+        return outcome.code if isinstance(outcome, Failure) else outcome
 
     def _run_sweep(self, directory: Path) -> ExitCode:
         seed = self._resumed.seed if self._resumed else int(self._jobs[0].config.get("seed") or 0)
@@ -103,15 +122,17 @@ class Runner:
         cells = [Cell(str(job.directory.relative_to(directory.absolute())), job.overrides) for job in jobs]
         sweep = Sweep(directory, arguments, seed, cells)
         sweep.write()
+        refused = self._check_sweep(sweep, jobs)
+        if refused is not None:
+            return refused
         for cell, job in zip(cells, jobs, strict=True):
             self._console.rule(f"job {cell.directory}: {' '.join(job.overrides) or 'defaults'}")
-            code, cell.sentence = self._guarded(job)
-            cell.exit_code = int(code)
-            cell.state = "interrupted" if code == ExitCode.INTERRUPTED else "failed" if cell.sentence else "done"
+            outcome = self._guarded(job, self._run)
+            cell.end(outcome.code if isinstance(outcome, Failure) else outcome, _said(outcome))
             sweep.write()
-            if code == ExitCode.INTERRUPTED:
+            if cell.state == "interrupted":
                 self._console.print(f"Go on with resume={directory}", highlight=False, soft_wrap=True)
-                return code
+                return ExitCode.INTERRUPTED
         for cell in sweep.troubled():
             said = cell.sentence or "its report says why"
             self._console.print(
@@ -119,50 +140,59 @@ class Runner:
             )
         path = render_comparison(read_comparison([job.directory for job in self._jobs]), directory)
         self._console.print(str(path), highlight=False, soft_wrap=True)
-        return ExitCode.worst(cell.exit_code or 0 for cell in cells)
+        return sweep.worst()
 
-    def _guarded(self, job: Job) -> tuple[ExitCode, str | None]:
-        """Run one job: its code, and the sentence where it failed, so that the rest of a sweep goes on."""
+    def _check_sweep(self, sweep: Sweep, jobs: list[Job]) -> ExitCode | None:
+        """Plan every job before the first one runs; the code of a sweep that is refused, since some cannot run."""
+        self._console.print(f"Checking all {len(jobs)} jobs before the first one runs")
+        for cell, job in zip(sweep.cells, jobs, strict=True):
+            outcome = self._guarded(job, self._check, f"job {sweep.name_of(cell)}: ")
+            if isinstance(outcome, Failure):
+                cell.end(outcome.code, outcome.sentence)
+                if outcome.code == ExitCode.INTERRUPTED:
+                    break
+        sweep.write()
+        bad = len(sweep.troubled())
+        if not bad:
+            return None
+        print(  # noqa: T201
+            f"skote-eval: Nothing was run: {bad} of the sweep's {len(jobs)} jobs cannot.", file=sys.stderr
+        )
+        return sweep.worst()
+
+    def _guarded(self, job: Job, action: Callable[[Job], T], name: str = "") -> T | Failure:
+        """What `action` makes of a job, or how it failed, printed after `name`, so that the rest of a sweep goes on."""
         logging.config.dictConfig(job.logging)
         try:
             with env_override(job.environment):
-                return self._run(job), None
+                return action(job)
         except (SkoteError, OmegaConfBaseException) as error:
             log.exception("the run failed")
             code = error.exit_code if isinstance(error, SkoteError) else ExitCode.USAGE
-            sentence = _sentence(str(error))
+            said = sentence(str(error))
         except KeyboardInterrupt:
             code = ExitCode.INTERRUPTED
-            sentence = f"Interrupted; the requests that had finished are in {job.directory}."
+            said = f"Interrupted; the requests that had finished are in {job.directory}."
         except Exception as error:  # the last door: whatever it was, the user gets a sentence and the log a trace
             log.exception("the run failed")
             code = ExitCode.FAILED
-            sentence = f"Unexpected {type(error).__name__}: {_sentence(str(error))} (trace in {job.directory}/run.log)"
-        print(f"skote-eval: {sentence}", file=sys.stderr)  # noqa: T201
-        return code, sentence
+            said = f"Unexpected {type(error).__name__}: {sentence(str(error))} (trace in {job.directory}/run.log)"
+        print(f"skote-eval: {name}{said}", file=sys.stderr)  # noqa: T201
+        return Failure(code, said)
+
+    def _check(self, job: Job) -> None:
+        with RunProgress(Console(quiet=True)) as progress:
+            _prepare(job, progress)
 
     def _run(self, job: Job) -> ExitCode:
-        settings = to_settings(job.config)
-        if settings.resume is not None:
-            raise UsageError("resume=DIR belongs on the command line: a configuration cannot hold it.")
-        against = _against(settings, job.overrides)
-        if against is not None:
-            settings = _repeated(settings, against)
-            compare = "baseline" in against.manifest["arms"]
-        else:
-            compare = _compares(settings, job.compare)
-        check_limits(settings.check, two_arms=compare)
         command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
         with RunProgress(self._console) as progress:
-            plan = plan_run(settings, job.directory, progress, compare=compare)
-            key = cell_key(asdict(settings), plan.workload.sha256)
-            if against is not None:
-                plan = _same_blocks(plan, against)
-            kept = finished_code(job.directory, key) if self._resumed else None
+            ready = _prepare(job, progress)
+            kept = finished_code(job.directory, ready.key) if self._resumed else None
             if kept is not None:
                 progress.say(f"Done before: {job.directory}")
                 return kept
-            return Session(plan, job.directory, progress, command, job.overrides, key, against).run()
+            return Session(ready.plan, job.directory, progress, command, job.overrides, ready.key, ready.against).run()
 
 
 def main() -> None:
@@ -182,7 +212,8 @@ def main() -> None:
                 compose()
         except SystemExit as error:
             if error.code:
-                raise UsageError(f"{_sentence(said.getvalue())}{_neighbours(error)}") from error
+                schema = OmegaConf.structured(RunConfig)
+                raise UsageError(refusal(said.getvalue(), error, sys.argv[1:], schema)) from error
         code = runner.run()
     except SkoteError as error:
         print(f"skote-eval: {error}", file=sys.stderr)  # noqa: T201
@@ -214,11 +245,37 @@ def _take_resume() -> Sweep | None:
     return sweep
 
 
+def _prepare(job: Job, progress: RunProgress) -> Ready:
+    """Check everything about a job that can be checked before an engine starts.
+
+    Raises:
+        UsageError: an option, a path or a prompt that cannot be served.
+    """
+    settings = to_settings(job.config)
+    if settings.resume is not None:
+        raise UsageError("resume=DIR belongs on the command line: a configuration cannot hold it.")
+    against = _against(settings, job.overrides)
+    if against is not None:
+        settings = _repeated(settings, against)
+        compare = "baseline" in against.manifest["arms"]
+    else:
+        compare = _compares(settings, job.compare)
+    check_limits(settings.check, two_arms=compare)
+    plan = plan_run(settings, job.directory, progress, compare=compare)
+    key = cell_key(asdict(settings), plan.workload.sha256)
+    return Ready(plan if against is None else _same_blocks(plan, against), key, against)
+
+
+def _said(outcome: ExitCode | Failure) -> str | None:
+    return outcome.sentence if isinstance(outcome, Failure) else None
+
+
 def _against(settings: RunConfig, overrides: list[str]) -> Run | None:
     """The run that `check=reproduce` repeats.
 
     Raises:
-        UsageError: there is no such run, or the command line asks for something else than to repeat it.
+        UsageError: there is no such run, its files are not as it left them, or the command line asks for something else
+            than to repeat it.
     """
     if settings.check.name != "reproduce":
         if settings.against is not None:
@@ -237,6 +294,15 @@ def _against(settings: RunConfig, overrides: list[str]) -> Run | None:
         raise UsageError(f"against={settings.against} is not the directory of a run: {error}") from error
     if run.manifest["status"] != "complete":
         raise UsageError(f"The run in {settings.against} is {run.manifest['status']}: there is nothing to reproduce.")
+    try:
+        first = next(differences(run.directory), None)
+    except RecordError as error:
+        raise UsageError(f"against={settings.against} cannot be verified: {error}") from error
+    if first is not None:
+        raise UsageError(
+            f"The run in {settings.against} is not as it was left: {first} (skote-report verify says all that differs, "
+            "and of metrics.json and report.html skote-report writes new ones.)"
+        )
     return run
 
 
@@ -271,29 +337,3 @@ def _compares(settings: RunConfig, option: str) -> bool:
     if not settings.compare["name"]:
         return False
     return option != "default" or settings.compare["name"] != settings.engine["name"]
-
-
-def _sentence(text: str) -> str:
-    """What Hydra, OmegaConf or argparse said, as one line, without usage, hints about traces, and internals."""
-    lines = text.rpartition(": error: ")[2].splitlines()
-    lines = [line for line in lines if line.strip() and not _ASIDE.match(line)]
-    if lines and lines[0].startswith("Traceback"):  # of the file system, when Hydra makes the run's directory
-        lines = lines[-1:]
-    said = ""
-    for line in lines:
-        if line.startswith("Config search path"):
-            break
-        listed = line.startswith("\t") and not said.endswith(":")
-        ended = not said or said[-1] in ".:,;!?"
-        said += (", " if listed else " " if ended else ". ") + line.strip()
-    return said.strip() or "The command line could not be understood; see --help."
-
-
-def _neighbours(error: BaseException | None) -> str:
-    """Where `error` came from an option that is not there: a sentence with those that are."""
-    while error is not None:
-        if isinstance(error, ConfigKeyError | ConfigAttributeError) and isinstance(error.parent_node, DictConfig):
-            place = (error.full_key or "").rpartition(".")[0] or "the top"
-            return f" There is no such option; {place} has {', '.join(map(str, error.parent_node))}."
-        error = error.__cause__ or error.__context__
-    return ""

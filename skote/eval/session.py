@@ -38,9 +38,10 @@ from skote.eval.schema_version import SCHEMA_VERSION
 from skote.eval.summary import summarize
 from skote.eval.telemetry import Telemetry
 from skote.eval.wording import stop_sentence
-from skote.flags import TORCH_DTYPES
 from skote.model.flops import prefill_flops
 from skote.runtime.capacity import describe_accelerators, gpu_uuids
+from skote.runtime.ceilings import measure_ceilings
+from skote.runtime.devices import threads_per_replica
 from skote.runtime.replica import Replica
 from skote.types import Completion, EngineError, ExitCode, RecordError
 
@@ -97,7 +98,8 @@ class Session:
             with ExitStack() as stack:
                 if self.plan.arms:
                     self._measure(stack)
-                self._check_contracts()
+            self._measure_ceilings()
+            self._check_contracts()
         except KeyboardInterrupt:
             self._end("interrupted", None)
             raise
@@ -158,10 +160,11 @@ class Session:
                 self.progress.extend(len(arms) * sum(map(len, self.workload.blocks[measured:])))
                 self._run_blocks(arms, first=measured)
         self._describe(arms)
-        if gate is not None and workload.greedy:
+        if gate is not None:
             self.progress.say("Comparing the timed outputs")
-            self._note_parity(gate.settle(self.workload.requests, self.outputs))
-        self._measure_roofline(arms)
+            settle = gate.settle if workload.greedy else gate.settle_sampled
+            self._note_parity(settle(self.workload.requests, self.outputs))
+        self._profile_steps(arms)
 
     def _run_blocks(self, arms: list[Arm], first: int) -> None:
         by_name = {arm.name: arm for arm in arms}
@@ -194,21 +197,28 @@ class Session:
     def _describe(self, arms: list[Arm]) -> None:
         self.arms |= {arm.name: arm.describe() for arm in arms if all(each.alive for each in arm.replicas)}
 
-    def _measure_roofline(self, arms: list[Arm]) -> None:
-        """Note the kernels of each arm's step, and what the candidate's first device can read and multiply.
-
-        Last of all: it takes memory, and time on the device, that no measured pass may miss.
-        """
+    def _profile_steps(self, arms: list[Arm]) -> None:
+        """Note the kernels of each arm's step. Last of all that its engine does: no measured pass may miss the time."""
         for arm in arms:
             replica, known = arm.replicas[0], self.arms[arm.name]["replicas"]
-            if not replica.alive or not known or not known[0]["info"].get("weights_fingerprint"):
-                continue  # an engine that reads no weights of ours has no roofline
-            known[0]["info"]["step_kernels"] = replica.call("profile_step").result()
-            if arm.name == "candidate":
-                self.progress.say(f"Measuring what {replica.device} can read and multiply")
-                dtype = TORCH_DTYPES[self.plan.settings.dtype.name]
-                ceilings = replica.call("ceilings", replica.device, dtype).result()
-                self.roofline = {"device": replica.device, **ceilings}
+            if replica.alive and known:
+                known[0]["info"]["step_kernels"] = replica.call("profile_step").result()
+
+    def _measure_ceilings(self) -> None:
+        """Note what the first device can read and multiply, once the arms are gone: it takes memory, and the device."""
+        replicas = [replica for arm in self.arms.values() for replica in arm["replicas"]]
+        if not any(replica["info"].get("weights_fingerprint") for replica in replicas):
+            return  # engines that read no weights of ours have no roofline
+        device, settings = self.plan.devices[0], self.plan.settings
+        self.progress.say(f"Measuring what {device} can read and multiply")
+        ceilings = measure_ceilings(
+            device,
+            settings.dtype.name,
+            threads=threads_per_replica(self.plan.devices),
+            log=self.directory / "ceilings.log",
+            timeout_s=settings.measure.start_timeout_s,
+        )
+        self.roofline = {"device": device, **ceilings}
 
     def _measure_harness(self) -> None:
         self.progress.say("Measuring the harness's own overhead")
@@ -263,7 +273,7 @@ class Session:
             arms[0],
             arms[1],
             dtype=settings.dtype.name,
-            reference=None if settings.dtype.name == "fp32" else self._fp32_reference,
+            reference=self._fp32_reference,
             eos_ids=self.plan.spec.eos_ids,
             seed=settings.seed,
         )

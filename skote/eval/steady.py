@@ -25,12 +25,13 @@ STEADY_METRICS = ("e2el_ms", "ttft_ms", "tpot_ms")
 class Steady:
     """One arm's steady state.
 
-    `requests` that finished in it; `latencies` of `STEADY_METRICS`; output tokens a second over all passes, None where
-    nothing is left, and in each block.
+    `requests` that finished in it; `latencies` of `STEADY_METRICS`, and those of them that differences are over; output
+    tokens a second over all passes, None where nothing is left, and in each block.
     """
 
     requests: int
     latencies: dict[str, Samples]
+    compared: dict[str, Samples]
     output_tok_s: float | None
     block_output_tok_s: dict[int, float]
 
@@ -43,24 +44,30 @@ def steady_state(measured: Measured, workload: dict[str, Any]) -> dict[str, Stea
     concurrency = int(workload["concurrency"])
     if workload["load"] != "closed" or concurrency == 1:
         return None
-    return {arm: _steady(measured.requests[measured.requests["arm"] == arm], concurrency) for arm in measured.arms}
+    return {arm: _steady(measured, arm, concurrency) for arm in measured.arms}
 
 
-def _steady(rows: pd.DataFrame, concurrency: int) -> Steady:
+def _steady(measured: Measured, arm: str, concurrency: int) -> Steady:
+    rows = measured.requests[measured.requests["arm"] == arm]
     passes = [part for _, part in rows.groupby("block", sort=True)]
     kept = pd.concat([_without_ends(part, "dispatched_ns", concurrency) for part in passes])
     kept = kept[kept["status"] == "ok"]
-    latencies = {}
-    for metric in METRICS:
-        if metric.name in STEADY_METRICS:
-            defined = kept[kept[metric.name].notna()]
-            latencies[metric.name] = Samples(
-                defined[metric.name].to_numpy(dtype=np.float64), defined["block"].to_numpy(dtype=np.int64)
-            )
+    latencies = _latencies(kept)
+    paired = measured.pairs_survivors
+    compared = _latencies(kept[measured.finished_by_all[kept.index]]) if paired else latencies
     windows = {int(part["block"].iloc[0]): _window(part, concurrency) for part in passes}
     rates = {block: tokens / seconds for block, (seconds, tokens) in windows.items() if seconds > 0}
     seconds, tokens = np.sum(list(windows.values()), axis=0).tolist()
-    return Steady(len(kept), latencies, tokens / seconds if seconds > 0 else None, rates)
+    return Steady(len(kept), latencies, compared, tokens / seconds if seconds > 0 else None, rates)
+
+
+def _latencies(rows: pd.DataFrame) -> dict[str, Samples]:
+    """The samples of `STEADY_METRICS`, in the order of `METRICS`."""
+    samples = {}
+    for name in (metric.name for metric in METRICS if metric.name in STEADY_METRICS):
+        defined = rows[rows[name].notna()]
+        samples[name] = Samples(defined[name].to_numpy(dtype=np.float64), defined["block"].to_numpy(dtype=np.int64))
+    return samples
 
 
 def _without_ends(rows: pd.DataFrame, stamp: str, concurrency: int) -> pd.DataFrame:

@@ -11,11 +11,11 @@ import numpy as np
 
 from skote.eval.check import judge_checks
 from skote.eval.claims import judge_claim
-from skote.eval.derive import ADJUSTED, METRICS, THROUGHPUTS, Measured, Metric
+from skote.eval.derive import ADJUSTED, METRICS, THROUGHPUTS, Measured, Metric, Samples
 from skote.eval.device_state import device_states, joules_per_token
 from skote.eval.finding import Finding
 from skote.eval.findings import find
-from skote.eval.record import Run
+from skote.eval.record import Run, manifest_sha256
 from skote.eval.roofline import roofline, step_kernels
 from skote.eval.schema_version import SCHEMA_VERSION
 from skote.eval.stats import (
@@ -29,7 +29,7 @@ from skote.eval.stats import (
     percentile_effect,
     percentile_interval,
 )
-from skote.eval.steady import Steady, steady_state
+from skote.eval.steady import STEADY_METRICS, Steady, steady_state
 from skote.types import ExitCode
 
 PERCENTILES = (50, 95, 99)
@@ -60,6 +60,7 @@ def _content(manifest: dict[str, Any], measured: Measured) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "run_id": manifest["run_id"],
+        "manifest_sha256": manifest_sha256(manifest),
         "status": manifest["status"],
         "exit_code": int(_exit_code(measured, manifest, findings)),
         "verdict": _verdict(deltas, findings, manifest["status"]),
@@ -137,10 +138,8 @@ def _per_user(tpot: dict[str, Any]) -> dict[str, Any]:
 def _deltas(measured: Measured, arms: dict[str, Any], seed: int) -> dict[str, Any]:
     deltas: dict[str, Any] = {}
     for metric in (metric for metric in METRICS if metric.compared):
-        blocks = {arm: measured.samples(arm, metric).by_block() for arm in arms}
-        deltas[metric.name] = _percentile_deltas(
-            {arm: arms[arm]["metrics"][metric.name] for arm in arms}, blocks, measured, metric.name, seed
-        )
+        samples = {arm: measured.samples(arm, metric, compared=True) for arm in arms}
+        deltas[metric.name] = _latency_deltas(measured, metric, arms, samples, seed)
     rates = {arm: measured.block_throughput(arm) for arm in arms}
     for name in THROUGHPUTS:
         by_block = {arm: {block: found[name] for block, found in rates[arm].items() if found} for arm in arms}
@@ -149,15 +148,22 @@ def _deltas(measured: Measured, arms: dict[str, Any], seed: int) -> dict[str, An
     return deltas
 
 
-def _percentile_deltas(
-    figures: dict[str, Any], blocks: Mapping[str, Mapping[int, Floats]], measured: Measured, metric: str, seed: int
+def _latency_deltas(
+    measured: Measured, metric: Metric, arms: dict[str, Any], samples: Mapping[str, Samples], seed: int
 ) -> dict[str, Any]:
-    """The deltas of a metric from each arm's `figures` of it (`_distribution`) and samples by block."""
+    """The deltas of a latency, over the `samples` of each arm that are compared.
+
+    Where those are all that an arm has, their percentiles are the ones that `arms` holds already.
+    """
+    figures = {arm: content["metrics"][metric.name] for arm, content in arms.items()}
+    if measured.pairs_survivors:
+        figures = {arm: _distribution(samples[arm].values, metric) for arm in arms}
+    blocks = {arm: samples[arm].by_block() for arm in arms}
     deltas = {}
     for q in PERCENTILES:
         effect = percentile_effect(blocks["candidate"], blocks["baseline"], measured.paired_blocks, q, seed)
         overall = {arm: figures[arm][f"p{q}"]["value"] for arm in figures}
-        deltas[f"p{q}"] = _delta(overall, effect, primary=(metric, f"p{q}") == PRIMARY)
+        deltas[f"p{q}"] = _delta(overall, effect, primary=(metric.name, f"p{q}") == PRIMARY)
     return deltas
 
 
@@ -186,11 +192,10 @@ def _steady(measured: Measured, manifest: dict[str, Any]) -> dict[str, Any] | No
         return {"arms": arms, "deltas": {}}
     seed = int(manifest["seed"])
     deltas: dict[str, Any] = {}
-    for name in arms["candidate"]["metrics"]:
-        figures = {arm: content["metrics"][name] for arm, content in arms.items()}
-        blocks = {arm: found[arm].latencies[name].by_block() for arm in arms}
-        deltas[name] = _percentile_deltas(figures, blocks, measured, name, seed)
-        for delta in deltas[name].values():
+    for metric in (metric for metric in METRICS if metric.name in STEADY_METRICS):
+        samples = {arm: found[arm].compared[metric.name] for arm in arms}
+        deltas[metric.name] = _latency_deltas(measured, metric, arms, samples, seed)
+        for delta in deltas[metric.name].values():
             delta["role"] = "secondary"
     overall = {arm: found[arm].output_tok_s for arm in arms}
     rates = {arm: found[arm].block_output_tok_s for arm in arms}

@@ -33,6 +33,11 @@ class Cell:
     exit_code: int | None = None
     sentence: str | None = None
 
+    def end(self, code: ExitCode, sentence: str | None) -> None:
+        """Note how it ended; `sentence` says why it did not come to its end, and is None where it did."""
+        self.exit_code, self.sentence = int(code), sentence
+        self.state = "interrupted" if code == ExitCode.INTERRUPTED else "failed" if sentence else "done"
+
 
 @dataclass
 class Sweep:
@@ -57,9 +62,19 @@ class Sweep:
         }
         write_text(self.directory / NAME, json.dumps(content, indent=2, sort_keys=True) + "\n")
 
+    def name_of(self, cell: Cell) -> str:
+        """A job by its directory and what it does not share with all others: "3 (workload.blocks=0 seed=1)"."""
+        shared = set.intersection(*(set(each.overrides) for each in self.cells))
+        own = [each for each in cell.overrides if each not in shared]
+        return f"{cell.directory} ({' '.join(own)})" if own else cell.directory
+
     def troubled(self) -> list[Cell]:
         """The jobs that ended with another code than 0, in order."""
         return [cell for cell in self.cells if cell.exit_code]
+
+    def worst(self) -> ExitCode:
+        """The code of all jobs together, those that have not run left out."""
+        return ExitCode.worst(cell.exit_code or 0 for cell in self.cells)
 
 
 def read_sweep(directory: Path) -> Sweep:

@@ -46,6 +46,7 @@ class Telemetry:
             "gpus": dict(gpus),
             "period_s": PERIOD_S,
             "driver": None,
+            "sources": {},
             "unavailable": None,
             "cpu_share": None,
             "error": None,
@@ -108,7 +109,8 @@ class Telemetry:
     def describe(self) -> dict[str, Any]:
         """The manifest's entry: `gpus`, UUIDs by device; `driver`; `unavailable`, why they were not read.
 
-        `error` says what ended sampling early; `cpu_share` is what it took of one core, known after the exit.
+        `sources` says for each GPU what its columns come from (see `NvmlGpu`); `error` says what ended sampling early;
+        `cpu_share` is what it took of one core, known after the exit.
         """
         return dict(self._facts)
 

@@ -19,8 +19,8 @@ import psutil
 
 from skote.eval.nvml import Nvml, open_nvml
 
-PERIOD_S = 0.1
-SLOW_EVERY = 20
+PERIOD_S = 0.09  # 10 Hz and more, a late sample included
+SLOW_EVERY = 22
 """Samples from one slow sample to the next: what costs more, or changes slowly, is read every 2 s, and rows written."""
 HOST = "host"
 CLOCKS_READ = 4  # cores; on a large machine, reading the clock of every one would be most of the cost
@@ -93,16 +93,16 @@ def main(argv: Sequence[str]) -> None:
     """`FILE UUIDS PACKAGE ROOT`: where lines go, the GPUs as a JSON object, NVML's module, the run's process id.
 
     Says on standard output that it is about to sample, in a line of JSON: `unavailable`, the sentence why GPUs are not
-    read, and `driver`, their driver's version.
+    read, `driver`, their driver's version, and `sources`, how each is read.
     """
     path, uuids, package, root = argv
     wanted: dict[str, str] = json.loads(uuids)
     gpus = open_nvml(wanted, int(root), package) if wanted else None
-    facts: dict[str, str | None] = {"unavailable": None, "driver": None}
+    facts: dict[str, Any] = {"unavailable": None, "driver": None, "sources": {}}
     if isinstance(gpus, str):
         facts["unavailable"] = gpus
     elif gpus is not None:
-        facts |= {"unavailable": gpus.unavailable, "driver": gpus.driver}
+        facts |= {"unavailable": gpus.unavailable, "driver": gpus.driver, "sources": gpus.sources}
     host = Host()
     with Path(path).open("w", encoding="utf-8") as out:
         wall, cpu = time.monotonic(), time.process_time()

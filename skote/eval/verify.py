@@ -1,4 +1,4 @@
-"""Whether a run's files still say what the run found: hashes, and every figure of metrics.json computed again."""
+"""Whether a run's files still say what the run found: hashes, rows, figures and the page, each computed again."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from skote.eval.cross_check import cross_differences
+from skote.eval.derive import Measured
+from skote.eval.page import report_html
 from skote.eval.record import Run, file_hashes, outputs_sha256, read_run
-from skote.eval.summary import summarize
+from skote.eval.schema_version import SCHEMA_VERSION
+from skote.eval.summary import summarize_measured
 from skote.types import RecordError
 
 OUTPUT = ("arm", "phase", "request_id", "output_sha256")
@@ -25,26 +29,50 @@ def differences(directory: Path) -> Iterator[str]:
         RecordError: the run's files cannot be read.
     """
     run = read_run(directory)
-    try:
-        stored = json.loads((directory / "metrics.json").read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RecordError(f"{directory}/metrics.json cannot be read: {error.strerror or error}.") from error
-    except ValueError as error:
-        raise RecordError(f"{directory}/metrics.json is damaged: {error}.") from error
+    stored = _json(directory / "metrics.json")
+    yield from _missing_hashes(run)
     yield from _files(run)
     yield from _rows(run)
-    yield from _figures("", stored, json.loads(json.dumps(summarize(run))))
+    yield from cross_differences(run)
+    measured = Measured(run)
+    computed = summarize_measured(measured, run.manifest)
+    yield from _figures("", stored, json.loads(json.dumps(computed)))
+    yield from _page(run, report_html(run.manifest, computed, measured))
 
 
-def unverified(directory: Path) -> list[str]:
-    """What the manifest holds no hash of, a sentence each: of a run that was killed, or that is older than hashes."""
-    manifest = read_run(directory).manifest
-    return [] if manifest.get("files") else ["The manifest holds no hashes of the parquet files: they are not checked."]
+def has_hashes(directory: Path) -> bool:
+    """Whether the manifest of the run in `directory` has hashes: not of one that was killed, nor of an old one.
+
+    Raises:
+        RecordError: the manifest cannot be read.
+    """
+    return _json(directory / "manifest.json").get("files") is not None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except ValueError as error:
+        raise RecordError(f"{path} is damaged: {error}.") from error
+    return content
+
+
+def _missing_hashes(run: Run) -> Iterator[str]:
+    """Of a run that came to its end, and whose version wrote hashes: version 1 did not."""
+    written = _json(run.directory / "manifest.json")
+    if written["schema_version"] == SCHEMA_VERSION and written["status"] == "complete":
+        for name in ("files", "outputs"):
+            if written.get(name) is None:
+                yield f"manifest.json: {name} is missing, and every complete run has these hashes."
 
 
 def _files(run: Run) -> Iterator[str]:
-    stored: dict[str, str] = run.manifest.get("files") or {}
-    found = file_hashes(run.directory) if stored else {}
+    stored: dict[str, str] | None = run.manifest.get("files")
+    if stored is None:
+        return
+    found = file_hashes(run.directory)
     for name in sorted(stored.keys() | found.keys()):
         if name not in found:
             yield f"{name}: the manifest has its hash, the file is gone."
@@ -58,8 +86,10 @@ def _rows(run: Run) -> Iterator[str]:
     workload = run.manifest["workload"]["sha256"]
     for other in sorted(set(run.requests["workload_sha256"]) - {workload}):
         yield f"requests.parquet: rows of the workload {other[:12]}, the manifest says {workload[:12]}."
-    stored: dict[str, str] = run.manifest.get("outputs") or {}
-    found = outputs_sha256(pa.Table.from_pandas(run.requests[list(OUTPUT)]).to_pylist()) if stored else {}
+    stored: dict[str, str] | None = run.manifest.get("outputs")
+    if stored is None:
+        return
+    found = outputs_sha256(pa.Table.from_pandas(run.requests[list(OUTPUT)]).to_pylist())
     for arm in sorted(stored.keys() | found.keys()):
         if stored.get(arm) != found.get(arm):
             yield f"requests.parquet: the outputs of the {arm} are not those that the manifest has the hash of."
@@ -92,3 +122,24 @@ def _same(stored: Any, computed: Any) -> bool:  # noqa: ANN401
 def _shown(value: Any) -> str:  # noqa: ANN401
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _page(run: Run, page: str) -> Iterator[str]:
+    """Where report.html is not what the files give. Rendering is repeated rather than hashed: a hash proves only that
+    the page is the one that was hashed, and whoever edits the page can hash it.
+    """
+    path = run.directory / "report.html"
+    try:
+        found = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        if run.manifest["config"].get("report", {}).get("render", True):
+            yield "report.html: it is gone, and skote-report RUN_DIR writes it anew."
+        return
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read: {error.strerror or error}.") from error
+    if found != page:
+        unequal = (place for place, pair in enumerate(zip(found, page, strict=False)) if pair[0] != pair[1])
+        start = next(unequal, min(len(found), len(page)))
+        line = page.count("\n", 0, start) + 1
+        said, given = (_shown(text[max(start - 20, 0) : start + 60]) for text in (found, page))
+        yield f"report.html: line {line} says {said}, the files give {given}."

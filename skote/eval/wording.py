@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from skote.eval.stats import MIN_BLOCKS
 
 NOT_AVAILABLE = "not available"
 MINUS = "\N{MINUS SIGN}"
+PERCENT_UP_TO = 0.2
 
 
 def number(value: float | str | None) -> str:
@@ -150,7 +152,12 @@ def stop_sentence(stop: dict[str, Any] | None) -> str:
 
 
 def _log_width(half_width: float) -> str:
-    """Half the width of an interval on the log scale as percent: "±1.5 %"."""
+    """Half the width of an interval on the log scale: "±1.5 %", and where that is not nearly percent a factor.
+
+    exp(0.2) is 1.22: beyond it the ends lie visibly apart from plus and minus the width.
+    """
+    if half_width > PERCENT_UP_TO:
+        return f"within a factor of {math.exp(half_width):.1f}"
     return f"\N{PLUS-MINUS SIGN}{100 * half_width:.2g}\N{NO-BREAK SPACE}%"
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 from skote.eval.codec import Codec
 from skote.eval.dealing import Dealer, Ids, document, document_lengths
 from skote.eval.prompts import load_prompts
+from skote.eval.shared_prefix import SharedPrefix, shared_prefix
 from skote.eval.warmup import warmup_requests
 from skote.eval.workload_config import WorkloadConfig, check_config
 from skote.types import CapacityError, Request, Sampling, UsageError
@@ -28,7 +29,8 @@ class Workload:
     `concurrency` is the number of requests in flight: in a burst, a whole block. `warmup` and `probe` hold requests
     with other prompts than the measured ones, to warm up at the measured shapes, and to compare outputs before timing
     (see `build_workload`). `spare` blocks may follow the planned ones, where more are needed; `sha256` covers `blocks`
-    alone. `listed` holds the prompts of the list that the blocks came from, None where they are made.
+    alone. `listed` holds the prompts of the list that the blocks came from, None where they are made. `prefix` is what
+    the measured prompts share with earlier ones.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Workload:
     warmup: tuple[Request, ...]
     probe: tuple[Request, ...]
     sha256: str
+    prefix: SharedPrefix
 
     @property
     def requests(self) -> tuple[Request, ...]:
@@ -63,7 +66,7 @@ class Workload:
         """The workload that measures the next `add` of its spare blocks, too."""
         blocks = self.blocks + self.spare[:add]
         sha256 = _fingerprint(blocks, self.load, self.concurrency)
-        return replace(self, blocks=blocks, spare=self.spare[add:], sha256=sha256)
+        return replace(self, blocks=blocks, spare=self.spare[add:], sha256=sha256, prefix=_prefix(blocks))
 
     def describe(self) -> dict[str, Any]:
         """The manifest's "workload" entry. JSON values."""
@@ -75,6 +78,8 @@ class Workload:
             "blocks": len(self.blocks),
             "requests_per_block": len(self.blocks[0]),
             "repeated_prompts": self.repeated_prompts,
+            "shared_prefix_tokens": self.prefix.tokens,
+            "shared_prefix_share": self.prefix.share,
             "max_new_tokens": self.max_new_tokens,
             "greedy": self.greedy,
             "respect_eos": self.respect_eos,
@@ -121,6 +126,7 @@ def build_workload(config: WorkloadConfig, codec: Codec, seed: int, max_blocks: 
         warmup=warmup_requests(tuple(itertools.chain.from_iterable(every)), codec.vocab_size, seed),
         probe=_probe(config, texts, codec, seed),
         sha256=_fingerprint(blocks, load, concurrency),
+        prefix=_prefix(blocks),
     )
 
 
@@ -195,6 +201,10 @@ def _sampling_seed(temperature: float, seed: int, request_id: str) -> int:
     if temperature == 0.0:
         return 0
     return int.from_bytes(hashlib.sha256(f"{seed}/{request_id}".encode()).digest()[:4], "little") >> 1
+
+
+def _prefix(blocks: Sequence[Block]) -> SharedPrefix:
+    return shared_prefix([request.input_ids for block in blocks for request in block])
 
 
 def _fingerprint(blocks: Sequence[Block], load: Load, concurrency: int) -> str:

@@ -1,4 +1,4 @@
-"""How the kernels of a decode step are cut, as was measured to be best on an H200 with programmatic dependent launch."""
+"""How the kernels of a decode step are cut: what was best on an H200, with programmatic dependent launch."""
 
 from __future__ import annotations
 

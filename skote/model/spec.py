@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,9 @@ class DecoderSpec:
         for name in ("vocab", "hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "max_positions"):
             if getattr(self, name) < 1:
                 raise CheckpointError(f"config.json gives {name}={getattr(self, name)}; it must be at least 1.")
+        for name, value in (("norm_eps", self.norm_eps), ("rope theta", self.rope.theta)):
+            if not 0 < value < math.inf:
+                raise CheckpointError(f"config.json gives {name}={value}; it must be a finite number above 0.")
         if self.heads % self.kv_heads:
             raise CheckpointError(f"{self.heads} attention heads cannot share {self.kv_heads} key-value heads evenly.")
 

@@ -63,20 +63,24 @@ class Browser:
         return answer["result"]
 
     def open(self, path: Path, width: int, *, dark: bool = False, media: str = "screen"):
-        """Show a file, and wait until it is loaded; `events` then holds what happened since."""
-        self.events.clear()
+        """Show a file, and wait until it is loaded; `events` then holds what happened since, and of no page before."""
+        self._navigate("about:blank")
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", media=media, features=[scheme])
-        self.call("Page.navigate", url=path.as_uri())
-        while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
-            self.events.append(self._receive())
+        self._navigate(path.as_uri())
 
     def evaluate(self, expression):
         """The value of a JavaScript expression."""
         result = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
+
+    def _navigate(self, url):
+        self.events.clear()
+        self.call("Page.navigate", url=url)
+        while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
+            self.events.append(self._receive())
 
     def _receive(self):
         while b"\0" not in self._buffer:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 
 from skote.runtime.engine import SkotergyEngine
@@ -45,3 +47,24 @@ class EchoEngine(SkotergyEngine):
         logits = np.zeros((len(forced_ids), self.facts.vocab), dtype=np.float32)
         logits[:, request.input_ids[-1]] = 10.0
         return logits
+
+
+class LateEngine(SkotergyEngine):
+    """Does what could have been done before the last token after it, where no latency counts it: 50 ms of it."""
+
+    def generate(self, requests, emit):
+        reasons = super().generate(requests, emit)
+        time.sleep(0.05)
+        return reasons
+
+
+class StaleEngine(SkotergyEngine):
+    """Honest where greedy, as parity asks; where tokens are sampled, the same one over and over."""
+
+    def generate(self, requests, emit):
+        if requests[0].sampling.greedy:
+            return super().generate(requests, emit)
+        for row, request in enumerate(requests):
+            for _ in range(request.max_new_tokens):
+                emit(row, (7,))
+        return ["length"] * len(requests)

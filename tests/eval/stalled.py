@@ -8,14 +8,15 @@ from skote.engines.simulated import SimulatedEngine
 
 
 class StalledEngine(SimulatedEngine):
-    """Once request `stall_on` comes, opens the named pipe `pipe` for writing, and waits for ever."""
+    """Opens the named pipe `pipe` for writing once `stall_after` requests have come, and waits for ever."""
 
-    def __init__(self, *, stall_on, pipe, **options):
+    def __init__(self, *, stall_after, pipe, **options):
         super().__init__(**options)
-        self._stall_on, self._pipe = stall_on, Path(pipe)
+        self._left, self._pipe = stall_after, Path(pipe)
 
     def generate(self, requests, emit):
-        if any(request.request_id == self._stall_on for request in requests):
+        self._left -= len(requests)
+        if self._left == -1:
             self._pipe.write_text("stalled", encoding="utf-8")
             self._pipe.read_text(encoding="utf-8")
         return super().generate(requests, emit)

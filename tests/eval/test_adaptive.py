@@ -62,7 +62,13 @@ def test_where_the_effect_lies_plays_no_part(blocks):
     assert len({decide(each, blocks, 10, rule) for each in found}) == 1
 
 
-@pytest.mark.parametrize("name", ["half_width", "max_blocks", "max_seconds"])
+@pytest.mark.parametrize("half_width", [0.0, -1.0, 1.0, 1.5, math.nan, math.inf])
+def test_a_width_is_no_percentage(half_width):
+    with pytest.raises(UsageError, match=r"^measure\.stop\.half_width must lie between 0 and 1, got"):
+        StopRule(half_width, 10, 60.0)
+
+
+@pytest.mark.parametrize("name", ["max_blocks", "max_seconds"])
 def test_rule_without_a_budget_is_refused(name):
     with pytest.raises(UsageError, match=rf"^measure\.stop\.{name} must be above 0, got 0"):
         StopRule(**{"half_width": 0.01, "max_blocks": 10, "max_seconds": 60.0} | {name: 0})

@@ -20,11 +20,12 @@ SMALL = (
 )
 
 
-def run(cwd, *overrides):
+def run(cwd, *overrides, codes=(0,)):
     done = subprocess.run(
         [sys.executable, ROOT / "run.py", *overrides, *SMALL], cwd=cwd, capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode in codes
+    assert done.stderr == ""
     directory = cwd / "run"
     manifest, metrics = (
         json.loads((directory / name).read_text(encoding="utf-8")) for name in ("manifest.json", "metrics.json")
@@ -35,10 +36,13 @@ def run(cwd, *overrides):
 
 @pytest.mark.slow
 def test_the_baseline_against_itself_adds_blocks_until_the_budget_ends(tmp_path):
-    """A width that no run reaches: all of the budget's blocks are measured, judged and covered by the hash."""
+    """A width that no run reaches: all of the budget's blocks are measured, judged and covered by the hash.
+
+    What so short a run says of its rule is up to the machine's noise.
+    """
     manifest, metrics, rows = run(
         tmp_path, "-cd", ROOT / "experiments", "-cn", "aa_selftest", "workload.blocks=5", "measure.stop.max_blocks=8",
-        "measure.stop.half_width=1e-9",
+        "measure.stop.half_width=1e-9", codes=(0, 1, 3),
     )  # fmt: skip
 
     assert {arm: content["engine"] for arm, content in manifest["arms"].items()} == {
@@ -62,8 +66,8 @@ def test_the_baseline_against_itself_adds_blocks_until_the_budget_ends(tmp_path)
 def test_a_run_that_is_narrow_at_once_adds_only_the_missing_order(tmp_path):
     """Five blocks and a width that any run reaches: one more, so that each order was first three times."""
     manifest, _, rows = run(
-        tmp_path, "engine=baseline", "compare=baseline", "measure=paper", "workload.blocks=5",
-        "measure.stop.half_width=1000",
+        tmp_path, "engine=simulated", "compare=simulated", "+engine.token_ms=2", "+compare.token_ms=2",
+        "measure=paper", "workload.blocks=5", "measure.stop.half_width=0.99",
     )  # fmt: skip
 
     assert manifest["stop"]["reason"] == "narrow_enough"

@@ -103,6 +103,8 @@ def test_the_outcome_of_a_reproduction_is_the_manifests():
     [
         (CheckConfig("fast"), True, r"check\.name must be one of none, ci, reproduce, got 'fast'"),
         (CheckConfig("ci", ratio_to_baseline_max=0.0), True, r"check\.ratio_to_baseline_max must be above 0, got 0\.0"),
+        (CheckConfig("ci", p50_delta_max=-100.0), True, r"check\.p50_delta_max .* must be above -100, .* got -100\.0"),
+        (CheckConfig("ci", p50_delta_max=float("nan")), True, r"check\.p50_delta_max .* got nan"),
         (CheckConfig("ci", tok_s_min=float("nan")), True, r"check\.tok_s_min must be above 0, got nan"),
         (CheckConfig("ci", error_rate_max=5), True, r"check\.error_rate_max is a share from 0 to 1, got 5"),
         (CheckConfig("ci", p50_delta_max=1, parity=True), False, r"turn off check\.p50_delta_max, check\.parity"),

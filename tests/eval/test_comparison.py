@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 
+import pandas as pd
 import pytest
 
 from skote.eval.comparison import read_comparison, render_comparison
@@ -148,9 +149,85 @@ def test_other_versions_and_other_code_are_remarked_on(build, tmp_path):
 def test_the_command_says_it_loudly_and_takes_across_machines(build, steady, tmp_path, capsys):
     runs = [build("a", steady(500.0)), changed(build("b", steady(450.0)), "AMD EPYC 7B13", "Xeon")]
     out = tmp_path / "both.html"
-    for option, verdicts in (([], 2), (["--across-machines"], 3)):
+    for option, verdicts, code in (([], 2, 3), (["--across-machines"], 3, 0)):
         with pytest.raises(SystemExit) as ended:
             main([*map(str, runs), "--out", str(out), *option])
-        assert ended.value.code == 0
+        assert ended.value.code == code
         assert capsys.readouterr().err.startswith("NOT COMPARABLE: 2 different machines (AMD EPYC")
         assert words_of(out).count("FASTER") == verdicts
+
+
+def test_a_block_that_was_cut_short_compares_nothing(build, steady):
+    """Blocks have numbers that both runs know; what counts is that they hold the same requests."""
+    runs = [build("a", steady(500.0), blocks=6), build("b", steady(450.0), blocks=6)]
+    rows = pd.read_parquet(runs[1] / "requests.parquet")
+    lost = (rows.phase == "measure") & (rows.arm == "candidate") & (rows.block == 2) & (rows.request_id == "chat-03")
+    rows[~lost].to_parquet(runs[1] / "requests.parquet")
+    changed(runs[1], '"requests_per_block": 4', '"requests_per_block": 3')  # or the missing row makes the run invalid
+    assert read_comparison(runs).entries[1].across.effect.blocks == 5
+
+
+def test_runs_are_compared_over_the_requests_that_both_finished(build, timeline, tmp_path):
+    """Two requests of a block take 100 ms, two 1000; where the latter fail, what is left looks five times fast."""
+
+    def of(failing):
+        def choose(arm, block, request):
+            total = (1000.0 if request > 1 else 100.0) * (1 + 0.001 * (block % 2))
+            return timeline(0.2, total / 16, [total / 16] * 15, ok=not (failing and arm == "candidate" and request > 1))
+
+        return choose
+
+    runs = [build("a", of(failing=False)), build("b", of(failing=True))]
+    comparison = read_comparison(runs)
+    across = comparison.entries[1].across
+
+    assert (across.verdict.label, across.left_out) == ("SAME", 2 * 5)
+    assert across.effect.center == pytest.approx(0)
+    assert comparison.remarks == [
+        "10 requests that only one of run 2 and run 1 finished are left out of their difference."
+    ]
+    assert "are left out of their difference" in words_of(render_comparison(comparison, tmp_path))
+
+
+def test_no_verdict_between_other_weights(build, steady):
+    other = changed(build("b", steady(450.0)), "cd" * 32, "ce" * 32)
+    fewer = changed(build("c", steady(450.0)), "134515008", "99000000")
+    changed(fewer, "cd" * 32, "00" * 32)
+    changed(fewer, '"dtype": "fp32", "seed"', '"dtype": "bf16", "seed"')
+    comparison = read_comparison([build("a", steady(500.0)), other, fewer])
+
+    assert [entry.across.refused for entry in comparison.entries[1:]] == ["other weights", "other weights"]
+    name = "SmolLM2-135M-Instruct"
+    there = f"{name}, 134,515,008 parameters, cdcdcdcdcdcd there): it did other work."
+    assert comparison.notes == [
+        f"Run 2 had other weights than run 1 ({name}, 134,515,008 parameters, cececececece, and {there}",
+        f"Run 3 had other weights than run 1 ({name}, 99,000,000 parameters, 000000000000, and {there}",
+    ]
+
+
+def test_another_dtype_and_unknown_weights_are_remarked_on(build, steady):
+    """The hash of the same checkpoint differs by dtype, so it cannot tell; a hash that is missing cannot either."""
+    other = changed(build("b", steady(450.0)), '"dtype": "fp32", "seed"', '"dtype": "bf16", "seed"')
+    changed(other, "cd" * 32, "00" * 32)
+    unknown = changed(build("c", steady(450.0)), f'"weights_sha256": "{"cd" * 32}"', '"weights_sha256": null')
+    comparison = read_comparison([build("a", steady(500.0)), other, unknown])
+
+    assert [entry.across.verdict.label for entry in comparison.entries[1:]] == ["FASTER", "FASTER"]
+    assert comparison.notes == []
+    assert comparison.remarks[0] == "The runs computed in different dtypes (bf16, fp32): that is in their difference."
+    assert comparison.remarks[1:] == [
+        "That run 2 and 3 had the weights of run 1 is assumed, not checked: there are no hashes of both in one dtype."
+    ]
+
+
+def test_no_verdict_with_a_run_that_did_not_come_to_its_end(build):
+    comparison = read_comparison([build("a"), build("b", manifest={"status": "interrupted"})])
+    assert comparison.entries[1].across.refused == "a run is incomplete"
+    assert comparison.notes == ["Run 2 did not come to its end, so that its outputs were not judged."]
+
+
+def test_the_exit_code_of_a_comparison_is_the_worst_reason_for_which_there_is_none(build):
+    fine, other = build("a"), changed(build("b"), "5b" * 32, "5c" * 32)
+    invalid = build("c", manifest={"parity": None})
+    codes = [read_comparison([fine, *others]).exit_code for others in ([], [other], [other, invalid], [invalid])]
+    assert codes == [0, 3, 2, 2]

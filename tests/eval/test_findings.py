@@ -104,6 +104,22 @@ def test_ending_at_the_end_of_sequence_token_is_no_early_end(synthetic, timeline
     assert codes(run, manifest) == [("warning", "sampled_outputs")]
 
 
+def test_sampled_outputs_that_are_no_draws(run):
+    manifest = changed(run)
+    manifest["workload"]["greedy"] = False
+    judged = {"passed": False, "z": 17.25, "limit": 5.0, "sentence": "They are no draws."}
+    manifest["parity"]["sampled"] = {"candidate": judged, "baseline": judged | {"passed": True}}
+    (finding,) = find(Measured(run), manifest)
+
+    assert (finding.severity, finding.code, finding.observed, finding.limit) == ("invalid", "sampled_outputs", 17.25, 5)
+    assert finding.sentence == "They are no draws."
+
+    manifest["parity"]["sampled"] = {"candidate": judged | {"passed": True}}
+    assert codes(run, manifest) == []
+    manifest["parity"]["sampled"] = {"candidate": judged | {"z": None}}
+    assert find(Measured(run), manifest)[0].observed is None
+
+
 def test_a_timed_output_that_parity_did_not_see(run):
     manifest = changed(run)
     manifest["parity"]["outputs"]["candidate"]["chat-00"] = "00" * 32
@@ -196,7 +212,11 @@ def test_failed_requests(synthetic, timeline):
 
     found = find(*_of(synthetic().write(failing)))
 
-    assert [(finding.code, finding.observed) for finding in found] == [("requests_failed", 6), ("too_few_samples", 66)]
+    assert [(finding.code, finding.observed) for finding in found] == [
+        ("requests_failed", 6),
+        ("survivors", 6),
+        ("too_few_samples", 66),
+    ]
     assert found[0].sentence.startswith("6 of 72 requests failed in the candidate arm, first chat-03 (The replica on")
 
 

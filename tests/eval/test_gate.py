@@ -179,3 +179,60 @@ def test_a_baseline_that_does_not_repeat_its_bits_is_given_its_own_error_and_the
         inconsistent[name] = "not what the arm's own logits choose" in judge.probe(REQUESTS[:1])["sentence"]
 
     assert inconsistent == {"baseline": False, "candidate": True}
+
+
+def drawing_gate(candidate_outputs, baseline_outputs, logits, dtype="fp32"):
+    """A gate after its probe, in which all agree; the reference's logits are `logits`."""
+    arms = [Arm(name, {"p": (0, 1, 0)}, LOGITS) for name in ("candidate", "baseline")]
+    truth = Arm("reference", {}, LOGITS)
+    judge = ParityGate(*arms, dtype=dtype, reference=lambda: nullcontext(truth), eos_ids=(), seed=0)
+    assert judge.probe([Request("p", (1,), 3)])["passed"]
+    truth._logits = logits
+    requests = [Request(each, (1,), 64, Sampling(temperature=1.0)) for each in baseline_outputs]
+    entry = judge.settle_sampled(requests, {"candidate": candidate_outputs, "baseline": baseline_outputs})
+    return entry, truth.scored[-2 * len(candidate_outputs) :]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_sampled_outputs_are_held_against_the_reference(dtype):
+    """A tenth of ones is a draw where 1 has a tenth; nothing but ones is none."""
+    rng = np.random.default_rng(0)
+    logits = np.log(np.tile(np.array([[0.9, 0.1]], dtype=np.float32), (64, 1)))
+    honest = {f"r{index}": tuple((rng.random(64) < 0.1).astype(int).tolist()) for index in range(4)}
+
+    entry, scored = drawing_gate(honest, honest, logits, dtype)
+    assert entry["passed"]
+    assert scored == [(each, ids) for each, ids in honest.items() for _ in range(2)]
+    assert entry["sampled"]["candidate"]["tokens"] == entry["sampled"]["baseline"]["tokens"] == 4 * 64
+    assert entry["outputs"] == {arm: {"p": ids_sha256((0, 1, 0))} for arm in ("candidate", "baseline")}
+
+    entry, _ = drawing_gate(dict.fromkeys(honest, (1,) * 64), honest, logits, dtype)
+    assert not entry["passed"]
+    assert {arm: judged["passed"] for arm, judged in entry["sampled"].items()} == {"candidate": False, "baseline": True}
+    assert entry["sampled"]["candidate"]["z"] > 40
+
+
+def test_sampled_requests_that_an_arm_did_not_finish_are_left_to_the_findings():
+    logits = np.zeros((64, 2), dtype=np.float32)
+
+    entry, scored = drawing_gate({"a": (0,) * 64, "c": ()}, {"a": (1,) * 64, "b": (0,) * 64, "c": (0,) * 64}, logits)
+
+    assert {request_id for request_id, _ in scored} == {"a"}
+    assert entry["sampled"]["candidate"]["requests"] == 1
+
+
+def test_the_rounding_that_draws_are_allowed_is_the_baselines_on_the_held_out_prompts():
+    """Both logits of the worst row are 0.3 off in the baseline: a token that trails the only one left by 2 may pass."""
+    rough = LOGITS + np.array([[0.0, 0.0], [0.3, 0.3], [0.0, 0.1]], dtype=np.float32)
+    truth = Arm("reference", {}, LOGITS)
+    arms = [Arm(name, {"p": (0, 1, 0)}, rough) for name in ("candidate", "baseline")]
+    judge = ParityGate(*arms, dtype="bf16", reference=lambda: nullcontext(truth), eos_ids=(), seed=0)
+    judge.probe([Request("p", (1,), 3)])
+    outside = {}
+    for trailing in (2.0, 3.0):
+        truth._logits = np.array([[trailing, 0.0]], dtype=np.float32)
+        request = Request("a", (1,), 1, Sampling(temperature=1.0, top_k=1))
+        entry = judge.settle_sampled([request], {"candidate": {"a": (1,)}, "baseline": {"a": (0,)}})
+        outside[trailing] = entry["sampled"]["candidate"]["outside"]
+
+    assert outside == {2.0: 0, 3.0: 1}  # two logits, each 4 x 0.3 off, meet 2.4 apart

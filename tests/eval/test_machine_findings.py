@@ -22,7 +22,8 @@ def run(synthetic):
 
 
 def frame(stamps, device="cuda:0", **columns):
-    known = {"t_ns": stamps, "device": [device] * len(stamps), **columns}
+    nobody_else = {} if device == "host" else {"foreign_processes": [0] * len(stamps)}
+    known = {"t_ns": stamps, "device": [device] * len(stamps), **nobody_else, **columns}
     content = {name: known.get(name, [None] * len(stamps)) for name in TELEMETRY_SCHEMA.names}
     return pa.Table.from_pydict(content, schema=TELEMETRY_SCHEMA).to_pandas()
 
@@ -142,3 +143,104 @@ def test_what_telemetry_says_of_itself(run):
         ("info", "telemetry_cost"),
     ]
     assert findings[2].sentence == "Telemetry took 0.31% of one core, more than 0.2%."
+
+
+@pytest.mark.parametrize(
+    ("baseline", "candidate", "biased"),
+    [(0.30, 0.01, True), (0.01, 0.30, True), (0.30, 0.30, False), (0.069, 0.01, False), (0.30, None, False)],
+)
+def test_noise_on_one_side(run, baseline, candidate, biased):
+    """What both arms have alike is machine noise, and where one side is not known nothing can be told."""
+    shares = {"baseline": baseline, "candidate": candidate}
+    passes = [entry | {"foreign_cpu_share": shares[entry["arm"]]} for entry in run.manifest["passes"]]
+    findings = [each for each in found(run, manifest={"passes": passes}) if each.code == "one_sided_noise"]
+
+    assert [each.severity for each in findings] == ["invalid"] * biased
+    if biased:
+        hit, spared = ("baseline", "candidate") if baseline > candidate else ("candidate", "baseline")
+        assert (findings[0].observed, findings[0].limit) == (0.29, 0.06)
+        assert findings[0].sentence == (
+            f"Other processes took 30% of the CPU in the passes of the {hit} arm and 1% in those of the {spared} arm, "
+            "on average: the comparison is biased."
+        )
+
+
+def test_noise_is_judged_over_the_passes_and_not_by_one(run):
+    """One of the candidate's six measured passes at 36 %, the others at 1: 5.8 points more than the baseline's 1."""
+    passes = [dict(entry) for entry in run.manifest["passes"]]
+    hit = next(entry for entry in passes if entry["arm"] == "candidate" and entry["phase"] == "measure")
+    hit["foreign_cpu_share"] = 0.36
+
+    assert [each.code for each in found(run, manifest={"passes": passes})] == ["foreign_cpu"]
+    hit["foreign_cpu_share"] = 0.38
+    assert [each.code for each in found(run, manifest={"passes": passes})] == ["foreign_cpu", "one_sided_noise"]
+
+
+def handed_back(run, arm, late_ms):
+    """`run`, in which answers of `arm` came back `late_ms` after the last token."""
+    rows = run.requests["arm"] == arm
+    run.requests.loc[rows, "end_ns"] = run.requests.loc[rows, "last_token_ns"].astype("int64") + int(late_ms * 1e6)
+    return run
+
+
+@pytest.mark.parametrize(("late_ms", "late"), [(14.0, False), (16.0, True)])
+def test_answers_that_come_back_late(run, late_ms, late):
+    """The candidate takes some 725 ms, of which 2 % are 14.5; the harness has 0.31 of its own."""
+    findings = found(handed_back(run, "candidate", late_ms))
+
+    assert [(each.severity, each.code) for each in findings] == [("invalid", "late_hand_back")] * late
+    if late:
+        assert findings[0].observed == 16.0
+        assert findings[0].limit == pytest.approx(0.31 + 0.02 * 725, abs=0.3)
+        assert "Answers of the candidate arm came back 16 ms after their last token" in findings[0].sentence
+
+
+@pytest.mark.parametrize(("late_ms", "late"), [(1.29, False), (1.33, True)])
+def test_short_answers_may_take_a_millisecond_and_what_the_harness_takes(synthetic, timeline, late_ms, late):
+    """Of 8 ms, 2 % would be less than it takes to hand an answer over."""
+    run = read_run(synthetic().write(lambda arm, block, request: timeline(0.2, 0.5, [0.5] * 15)))
+
+    assert [each.code for each in found(handed_back(run, "baseline", late_ms))] == ["late_hand_back"] * late
+
+
+@pytest.mark.parametrize(
+    ("answers", "quick", "late"),
+    [(6, 0, True), (6, 1, False), (5, 0, True), (5, 1, False), (4, 0, False), (9, 1, True)],
+)
+def test_answers_that_waited_for_a_busy_core_are_not_late(synthetic, timeline, answers, quick, late):
+    """All but `quick` take 4 ms. The median's interval begins at the first of six and the second of nine."""
+    run = read_run(synthetic(blocks=1, requests=answers).write(lambda *_: timeline(0.2, 0.5, [0.5] * 15)))
+    handed_back(run, "baseline", 4.0)
+    rows = run.requests.index[(run.requests["arm"] == "baseline") & (run.requests["phase"] == "measure")]
+    run.requests.loc[rows[:quick], "end_ns"] -= 3_700_000
+
+    assert [each.code for each in found(run)] == ["late_hand_back"] * late
+
+
+def test_without_the_harness_s_own_time_a_millisecond_is_the_limit(synthetic, timeline):
+    run = read_run(synthetic().write(lambda arm, block, request: timeline(0.2, 0.5, [0.5] * 15)))
+
+    [finding] = found(handed_back(run, "baseline", 1.1), manifest={"harness": None})
+    assert (finding.code, finding.limit) == ("late_hand_back", 1.0)
+
+
+def test_rows_of_a_batch_come_back_with_its_last(run):
+    """The first of two rows has its last token 100 ms before the second: both end with the launch."""
+    rows = run.requests[run.requests["arm"] == "candidate"]
+    for first, second in rows.index.to_numpy().reshape(-1, 2):
+        run.requests.loc[first, "admitted_ns"] = run.requests.loc[second, "admitted_ns"]
+        last = int(run.requests.loc[second, "last_token_ns"])
+        run.requests.loc[[first, second], "end_ns"] = last + 500_000
+        run.requests.loc[first, "last_token_ns"] = last - 100_000_000
+
+    assert found(run) == []
+
+
+def test_nobody_can_see_the_processes_on_a_gpu(run):
+    stamps = samples_in(run, "candidate", 12)
+    [finding] = found(run, frame(stamps, foreign_processes=[None] * 12))
+
+    assert (finding.severity, finding.code) == ("info", "foreign_unknown")
+    assert "computed on cuda:0" in finding.sentence
+    assert found(run, frame(stamps, foreign_processes=[None] * 11 + [0])) == []
+    assert found(run, frame(stamps, "host")) == []

@@ -16,8 +16,9 @@ CEILINGS = {
 }
 
 
-def found(directory, **changes):
+def found(directory, speculative=False, **changes):
     run = read_run(directory)
+    run.manifest["arms"]["candidate"]["replicas"][0]["info"]["speculative"] = speculative
     manifest = run.manifest | {"roofline": CEILINGS | changes}
     manifest["model"] |= {"prefill_flops": {"fixed": 0, "per_token": 2 * 10**9, "per_pair": 0}}  # 80 to 102 ms
     return [(each.severity, each.code) for each in physics_findings(Measured(run), manifest)]
@@ -69,3 +70,41 @@ def test_an_arm_that_skips_the_prefill(synthetic, timeline):
         lambda arm, block, request: timeline(0.2, 2.0, [39.0] * 15)
     )
     assert found(directory, device="cpu") == [("invalid", "prefill_faster_than_physics")]
+
+
+@pytest.mark.parametrize(("ms", "invalid"), [(60, True), (450, False)])
+def test_a_whole_answer_at_once_is_held_against_all_of_its_tokens(synthetic, timeline, ms, invalid):
+    """Sixteen tokens in one chunk have no time a token; 91 ms of prefill and 15 steps of 24.5 ms are 459 in all.
+
+    A replay that sleeps is caught; an engine that computes them all and streams nothing is not.
+    """
+    directory = synthetic(arms={"candidate": "skotergy"}).write(
+        lambda arm, block, request: timeline(0.2, ms, [], tokens_per_chunk=16)
+    )
+
+    expected = [("invalid", "request_faster_than_physics")] if invalid else []
+    assert found(directory, device="cpu", matmul_peak_flops_per_s=2e12) == expected
+
+
+def test_tokens_that_come_together_after_the_first_are_no_single_step(synthetic, timeline):
+    """One token after the prefill, the other fifteen 30 ms later: 2 ms a token."""
+    directory = synthetic(arms={"candidate": "skotergy"}).write(
+        lambda arm, block, request: timeline(0.2, 140, [30.0], tokens_per_chunk=8)
+    )
+
+    assert found(directory) == [("warning", "multi_token_chunks"), ("invalid", "decode_faster_than_physics")]
+    assert found(directory, speculative=True) == [
+        ("info", "speculation_declared"),
+        ("warning", "beyond_roofline"),
+    ]
+
+
+def test_a_speculation_that_outruns_a_step_a_chunk_is_impossible_too(synthetic, timeline):
+    directory = synthetic(arms={"candidate": "skotergy"}).write(
+        lambda arm, block, request: timeline(0.2, 140, [15.0], tokens_per_chunk=8)
+    )
+
+    assert found(directory, speculative=True) == [
+        ("info", "speculation_declared"),
+        ("invalid", "decode_faster_than_physics"),
+    ]

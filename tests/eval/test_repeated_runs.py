@@ -15,7 +15,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from skote.eval.record import file_hashes
 from skote.eval.report import main as report
+from skote.eval.report import render_run
 from skote.eval.runner import main
 from skote.eval.sweep import Sweep
 
@@ -91,17 +93,18 @@ def test_a_gate_ends_with_the_code_of_its_limits_and_a_reproduction_with_that_of
     assert ended.value.code == 0
 
     code, _, err = run(tmp_path, "check=reproduce", "against=run", "hydra.run.dir=again")
-    assert (code, err) == (0, "")
     again = read(tmp_path / "again" / "metrics.json")
     outcomes = {check["name"]: check["outcome"] for check in again["checks"]}
-    assert outcomes == {"workload": "passed", "weights": "skipped", "outputs": "passed", "ratio": "passed"}
+    ratio = outcomes.pop("ratio")  # whether a few requests of some milliseconds tell is up to the machine's noise
+    assert (code, err) == ({"passed": 0, "inconclusive": 3}[ratio], "")
+    assert outcomes == {"workload": "passed", "weights": "skipped", "outputs": "passed"}
     assert read(tmp_path / "again" / "manifest.json")["config"]["engine"]["token_ms"] == 3
 
 
 @pytest.mark.slow
 def test_a_killed_run_leaves_what_had_finished(tmp_path):
     directory = tmp_path / "run"
-    with stalled(tmp_path, *SMALL, "compare=none", "+engine.stall_on=b01-r01", "hydra.run.dir=run"):
+    with stalled(tmp_path, *SMALL, "compare=none", "+engine.stall_after=8", "hydra.run.dir=run"):
         await_text(directory / "unflushed.jsonl", "b01-r00")
     written = pd.read_parquet(directory / "requests.parquet")
     assert list(written[written.phase == "measure"].request_id) == ["b00-r00", "b00-r01"]
@@ -118,10 +121,10 @@ def test_a_killed_run_leaves_what_had_finished(tmp_path):
 
 @pytest.mark.slow
 def test_a_sweep_that_was_killed_goes_on(tmp_path):
-    """Of four jobs two cannot run; the one that is killed is the last of those that can."""
+    """Of four jobs two fail as their engine is built; the one that is killed is the last of the others."""
     sweep = tmp_path / "sweep"
     command = (
-        "-m", *SMALL, "compare=none", "+engine.stall_on=never,b00-r01", "workload.max_new_tokens=4,0", "seed=0",
+        "-m", *SMALL, "compare=none", "+engine.token_ms=0,-1", "+engine.stall_after=999,6", "seed=0",
         "hydra.sweep.dir=sweep",
     )  # fmt: skip
     with stalled(tmp_path, *command):
@@ -135,9 +138,9 @@ def test_a_sweep_that_was_killed_goes_on(tmp_path):
 
     code, out, err = run(tmp_path, "resume=sweep")
     assert code == 4
-    assert [line.partition("max_new_tokens")[0] for line in err.splitlines()] == ["skote-eval: workload."] * 2
+    assert [line.partition(" needs ")[0] for line in err.splitlines()] == ["skote-eval: The simulated engine"] * 2
     assert f"Done before: {sweep / '0'}" in out
-    assert "job 2: exit 4: workload.max_new_tokens must be at least 1, got 0" in out
+    assert "job 2: exit 4: The simulated engine needs" in out
     assert (sweep / "0" / "manifest.json").read_bytes() == kept
     states = {cell["directory"]: cell["state"] for cell in read(sweep / "sweep.json")["cells"]}
     assert states == {"0": "done", "1": "done", "2": "failed", "3": "failed"}
@@ -168,3 +171,32 @@ def test_another_command_is_not_what_is_resumed(tmp_path, monkeypatch, capsys):
         main()
     assert ended.value.code == 4
     assert "whose command was '-m seed=1,2': repeat that, or give resume=DIR alone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda m: m.update(run_id="other"), "against=run is not the directory of a run: run holds the requests of"),
+        (
+            lambda m: m["files"].update({"tokens.parquet": "00" * 32}),
+            "is not as it was left: tokens.parquet: SHA-256 is",
+        ),
+        (lambda m: m["machine"].update(host="elsewhere"), "is not as it was left: manifest_sha256: metrics.json says"),
+        (None, "against=run cannot be verified: run/metrics.json cannot be read: No such file or directory."),
+    ],
+)
+def test_a_run_that_was_edited_is_not_repeated(synthetic, tmp_path, monkeypatch, capsys, change, said):
+    directory = synthetic(requests=2, blocks=2).write()
+    manifest = read(directory / "manifest.json")
+    manifest["files"] = file_hashes(directory)
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+    if change is not None:
+        render_run(directory)
+        change(manifest)
+        (directory / "manifest.json").write_text(json.dumps(manifest))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["run.py", "check=reproduce", "against=run", "hydra.run.dir=again"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 4
+    assert said in capsys.readouterr().err

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 
@@ -92,3 +93,37 @@ def test_too_few_blocks_and_one_arm(build):
     assert outcomes(build("a", blocks=3), build("b", blocks=3))["ratio"] == "inconclusive"
     alone = {"arms": {"candidate": "skotergy"}}
     assert outcomes(build("c", **alone), build("d", **alone))["ratio"] == "skipped"
+
+
+@pytest.mark.parametrize(
+    ("spread", "outcome", "said"),
+    [
+        (0.04, "passed", "by more than 8.2 % would have shown."),
+        (0.05, "inconclusive", "But only a change of the ratio by more than 10.3 % would have shown, and 10 % is "),
+    ],
+)
+def test_wide_intervals_that_overlap_show_nothing(build, timeline, spread, outcome, said):
+    """Log ratios of -a, -a/2, 0, a/2, a: s = a sqrt(2.5 / 4), half width t(4) s / sqrt(5) = 0.98162 a, in both runs.
+
+    exp(2 x 0.98162 x 0.04) - 1 = 8.17 %, and 10.31 % with 0.05.
+    """
+
+    def choose(arm, block, request):
+        total = 1000 * math.exp(spread * (block - 2) / 2 if arm == "candidate" else 0.0)
+        return timeline(0.2, total / 16, [total / 16] * 15)
+
+    checks = compare_runs(build("a", timeline=choose), build("b", timeline=choose))
+    (check,) = (check for check in checks if check.name == "ratio")
+    assert check.outcome == outcome
+    assert said in check.sentence
+
+
+def test_wide_intervals_that_do_not_overlap_fail(build, timeline):
+    def wide(factor):
+        def choose(arm, block, request):
+            total = 1000 * math.exp(0.1 * (block - 2)) * factor if arm == "candidate" else 1000
+            return timeline(0.2, total / 16, [total / 16] * 15)
+
+        return choose
+
+    assert outcomes(build("a", timeline=wide(1.0)), build("b", timeline=wide(0.4)))["ratio"] == "failed"

@@ -4,7 +4,16 @@ import pytest
 
 from skote.eval.derive import Measured
 from skote.eval.record import read_run
-from skote.eval.roofline import mean_context, prefill_floors, roofline, step_kernels, tokens_per_chunk
+from skote.eval.roofline import (
+    mean_context,
+    multi_token_share,
+    prefill_floors,
+    request_floors,
+    roofline,
+    speculates,
+    step_kernels,
+    tokens_per_chunk,
+)
 from skote.eval.summary import summarize
 
 ONE_ARM = {"candidate": "skotergy"}
@@ -40,6 +49,8 @@ def test_worked_example_of_the_metrics_document(synthetic):
         "step_share": None,
         "prefill_floor_ms": None,
         "prefill_share": None,
+        "request_floor_ms": None,
+        "request_share": None,
     }
 
 
@@ -58,7 +69,7 @@ def test_what_caches_hold_need_not_be_read_again(synthetic):
 
 
 def test_a_chunk_of_several_tokens_reads_the_weights_once(synthetic, timeline):
-    """Five chunks of 4 tokens, 20 ms apart: 5 ms a token, but 20 ms a step."""
+    """Five chunks of 4 tokens, 20 ms apart: 5 ms a token, but 20 ms a step of an engine that says it speculates."""
     directory = synthetic(blocks=1, requests=2, tokens=20, arms=ONE_ARM).write(
         lambda arm, block, request: timeline(0.2, 100, [20.0] * 4, tokens_per_chunk=4)
     )
@@ -69,7 +80,49 @@ def test_a_chunk_of_several_tokens_reads_the_weights_once(synthetic, timeline):
     assert tokens_per_chunk(measured, "candidate") == 4
     found = roofline(measured, "candidate", manifest)
     assert found["achieved_share"] == pytest.approx(10 / 5)
+    assert found["step_share"] == pytest.approx(10 / 5)
+    assert found["request_share"] == pytest.approx((10 + 19 * 10) / 180)
+
+    manifest["arms"]["candidate"]["replicas"][0]["info"]["speculative"] = True
+    assert speculates(manifest, "candidate")
+    found = roofline(measured, "candidate", manifest)
     assert found["step_share"] == pytest.approx(10 / 20)
+    assert (found["request_floor_ms"], found["request_share"]) == (None, None)
+
+
+def test_chunks_of_several_tokens_are_counted_after_the_first(synthetic, timeline):
+    """A whole answer at once has no chunk after its first; of the others' four, all hold four tokens or one."""
+    directory = synthetic(blocks=1, requests=3, tokens=16, arms=ONE_ARM).write(
+        lambda arm, block, request: [
+            timeline(0.2, 100, [], tokens_per_chunk=16),
+            timeline(0.2, 100, [1.0], tokens_per_chunk=8),
+            timeline(0.2, 100, [1.0] * 3, tokens_per_chunk=1, output=(1, 2, 3, 4)),
+        ][request]
+    )
+    measured, _ = measured_of(directory)
+
+    assert multi_token_share(measured, "candidate") == 1 / 4
+    measured.gaps = measured.gaps.iloc[:0]
+    assert multi_token_share(measured, "candidate") == 0
+
+
+def test_request_floor_of_each_request(synthetic):
+    """Weights of 3 MB and 1 kB a position at 1 GB/s, 1 MB of cache; 100 operations a token at 1 MFLOP/s."""
+    measured, manifest = measured_of(synthetic(blocks=1, requests=3, arms=ONE_ARM).write())
+    rows = measured.requests.assign(input_tokens=[10, 100, 10], output_tokens=[1, 5, 0], cached_tokens=None)
+    manifest["model"] |= {"prefill_flops": None, "bytes_per_token": 3_000_000, "kv_bytes_per_token": 1000}
+    manifest["roofline"] = {"device": "cpu", "read_bandwidth_bytes_per_s": 1e9, "cache_bytes": 1_000_000}
+    step = 2 + 0.102_5  # ms; the steps of the second read 101, 102, 103 and 104 positions
+
+    assert request_floors(rows, manifest).tolist() == pytest.approx([2, 2 + 4 * step, 2])
+    manifest["model"]["prefill_flops"] = {"fixed": 0, "per_token": 100, "per_pair": 0}
+    manifest["roofline"]["matmul_peak_flops_per_s"] = 1e6
+    assert request_floors(rows, manifest).tolist() == pytest.approx([2, 10 + 4 * step, 2])
+
+    manifest["roofline"]["cache_bytes"] = 10**10
+    assert request_floors(rows, manifest).tolist() == pytest.approx([1, 10, 1])
+    manifest["roofline"]["cache_bytes"] = None
+    assert request_floors(rows, manifest) is None
 
 
 def test_prefill_floor_of_each_request(synthetic):

@@ -144,14 +144,32 @@ def test_a_sweep_ends_in_one_comparison(tmp_path):
 
 @pytest.mark.slow
 def test_a_sweep_goes_on_after_a_job_that_failed(tmp_path):
-    code, out, err = run(
-        tmp_path, "-m", *SIMULATED, "workload.blocks=1", "workload.max_new_tokens=0,2", "hydra.sweep.dir=sweep"
-    )
+    code, out, err = run(tmp_path, "-m", *SIMULATED, *SHORT, "+engine.token_ms=-1,0", "hydra.sweep.dir=sweep")
     assert code == 4
     assert len(err.splitlines()) == 1
-    assert "workload.max_new_tokens must be at least 1" in err
+    assert "The simulated engine needs a vocabulary, and no delay" in err
     assert manifest_of(tmp_path / "sweep" / "1")["status"] == "complete"
     assert out.splitlines()[-1].endswith("sweep/comparison.html")
+
+
+def test_a_sweep_with_a_job_that_cannot_run_is_refused_before_its_first(command, tmp_path):
+    """Also where that job would have come last."""
+    swept = ("workload.blocks=0,2", "router.microbatch_max=8,0")
+    code, out, err = command("-m", *SIMULATED, *swept, "seed=0", "hydra.sweep.dir=sweep")
+
+    assert code == 4
+    assert "Checking all 4 jobs before the first one runs" in out
+    assert sorted(err.splitlines()) == [
+        "skote-eval: Nothing was run: 3 of the sweep's 4 jobs cannot.",
+        "skote-eval: job 0 (workload.blocks=0 router.microbatch_max=8): workload.blocks must be at least 1, got 0.",
+        "skote-eval: job 1 (workload.blocks=0 router.microbatch_max=0): workload.blocks must be at least 1, got 0.",
+        "skote-eval: job 3 (workload.blocks=2 router.microbatch_max=0): microbatch_max must be at least 1, got 0.",
+    ]
+    cells = json.loads((tmp_path / "sweep" / "sweep.json").read_text(encoding="utf-8"))["cells"]
+    assert {cell["directory"]: cell["state"] for cell in cells} == {
+        "0": "failed", "1": "failed", "2": "waiting", "3": "failed",
+    }  # fmt: skip
+    assert not list((tmp_path / "sweep").rglob("manifest.json"))
 
 
 @pytest.mark.slow
@@ -170,7 +188,7 @@ def test_ctrl_c_and_a_time_limit_keep_what_had_finished_and_leave_no_process(tmp
     reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     process = start(
         tmp_path, *SIMULATED, *SHORT, "hydra.run.dir=run", "engine._target_=stalled.StalledEngine",
-        "+engine.stall_on=b01-r01", f"+engine.pipe={pipe}", start_new_session=True,
+        "+engine.stall_after=9", f"+engine.pipe={pipe}", start_new_session=True,
     )  # fmt: skip
     assert select.select([reading], [], [], 60) == ([reading], [], [])
     os.close(reading)
@@ -255,6 +273,11 @@ def test_an_unknown_option_is_one_line_on_stderr(tmp_path):
         (["check=ci", "compare=none"], "which this run does not have: drop compare=none"),
         (["check=ci", "check.error_rate_max=3"], "check.error_rate_max is a share from 0 to 1"),
         (["check.tok_s_min=3"], "judged with check=ci alone"),
+        (["check=ci", "check.p50_delta_max=nan"], "check.p50_delta_max must be a finite number, got nan"),
+        (["measure.stop.half_width=0.1"], "measure.stop is null here: choose an option of conf/measure/ that fills it"),
+        (["measure.stop={half_width:0.1}"], "measure.stop is null here"),
+        (["model.shape.vocab_size=512"], "model.shape is null here: choose an option of conf/model/"),
+        (["measure=quick", "measure.stop.half_width=-1"], "measure.stop.half_width must lie between 0 and 1, got -1.0"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -1,17 +1,20 @@
-"""A report of 100,000 requests of 256 tokens takes at most 20 s and 2 GiB, extrapolated from two smaller ones."""
+"""What statistics and reports may take: the default run, and 100,000 requests of 256 tokens."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from skote.eval.record import REQUEST_SCHEMA, TOKEN_SCHEMA
+from skote.eval.record import REQUEST_SCHEMA, TOKEN_SCHEMA, read_run
+from skote.eval.summary import summarize
 
 BLOCKS, TOKENS, SLOTS = 10, 256, 8
 SHA = "aa" * 32
@@ -61,19 +64,34 @@ def write_run(directory, manifest, requests):
     (directory / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
 
 
+def test_the_statistics_of_the_default_run_take_two_seconds_at_most(synthetic):
+    """6 blocks of 12 requests of 16 tokens in two arms, read and summed up; seconds of the processor."""
+    directory = synthetic().write()
+    start = time.process_time()
+    metrics = summarize(read_run(directory))
+
+    assert time.process_time() - start <= 2
+    assert metrics["arms"]["candidate"]["requests"]["ok"] == 72
+
+
 @pytest.mark.slow
 def test_a_large_report_is_fast_and_small(synthetic):
-    """Seconds of the processor, which other processes do not lengthen; the page stays under 2 MB whatever the size."""
-    directory = synthetic(blocks=1, requests=1).write()
-    manifest = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
-    sizes, used = (4_000, 16_000), []
-    for requests in sizes:
-        write_run(directory, manifest, requests)
-        done = subprocess.run([sys.executable, "-c", RENDER, directory], capture_output=True, text=True, check=True)
-        used.append([float(figure) for figure in done.stdout.split()])
-    small, large = np.array(used)
+    """At most 20 s and 2 GiB; seconds of the processor, which other processes do not lengthen as much as the clock's.
 
-    seconds, gib, _ = small + (large - small) / (sizes[1] - sizes[0]) * (100_000 - sizes[0])
+    The page stays under 2 MB whatever the size.
+    """
+    directory = synthetic(blocks=1, requests=1).write()
+    write_run(directory, json.loads((directory / "manifest.json").read_text(encoding="utf-8")), 100_000)
+    done = subprocess.run([sys.executable, "-c", RENDER, directory], capture_output=True, text=True, check=True)
+    seconds, gib, page_bytes = map(float, done.stdout.split())
+    metrics = json.loads((directory / "metrics.json").read_text(encoding="utf-8"))
+    shutil.rmtree(directory)  # 190 MB
+
+    assert {arm: each["requests"]["ok"] for arm, each in metrics["arms"].items()} == {
+        "candidate": 50_000,
+        "baseline": 50_000,
+    }
+    assert metrics["arms"]["candidate"]["metrics"]["itl_ms"]["n"] == 50_000 * (TOKENS - 1)
     assert seconds <= 20
     assert gib <= 2
-    assert large[2] < 2_000_000
+    assert page_bytes < 2_000_000

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from skote.eval.record import file_hashes
 from skote.eval.sweep import Cell, Sweep, cell_key, finished_code, read_sweep, shuffled
-from skote.types import UsageError
+from skote.types import ExitCode, UsageError
 
 
 def test_the_record_is_read_as_it_was_written(tmp_path):
@@ -14,6 +15,29 @@ def test_the_record_is_read_as_it_was_written(tmp_path):
     sweep.write()
     assert read_sweep(tmp_path) == sweep
     assert sweep.troubled() == []
+    assert [sweep.name_of(cell) for cell in sweep.cells] == ["1 (seed=2)", "0 (seed=1)"]
+
+
+def test_a_job_is_called_by_what_it_does_not_share():
+    cells = [Cell("0", ["a=1", "b=1"]), Cell("1", ["a=1", "b=2"])]
+    assert Sweep(Path(), [], 0, cells).name_of(cells[1]) == "1 (b=2)"
+    assert Sweep(Path(), [], 0, cells[:1]).name_of(cells[0]) == "0"
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "state"),
+    [(0, None, "done"), (3, None, "done"), (4, "A sentence.", "failed"), (130, "Interrupted.", "interrupted")],
+)
+def test_how_a_job_ended(code, said, state):
+    cell = Cell("0", [])
+    cell.end(ExitCode(code), said)
+    assert (cell.state, cell.exit_code, cell.sentence) == (state, code, said)
+
+
+def test_the_worst_code_is_that_of_the_jobs_that_ran():
+    cells = [Cell("0", [], "done", 0), Cell("1", [], "done", 3), Cell("2", [], "failed", 4, "No."), Cell("3", [])]
+    assert Sweep(Path(), [], 0, cells).worst() == 4
+    assert Sweep(Path(), [], 0, cells[3:]).worst() == 0
 
 
 def test_the_order_is_drawn_from_the_seed():

@@ -89,6 +89,7 @@ def test_changed_rows_show_in_hash_outputs_and_figures(finished):
 def test_files_that_came_and_went(finished):
     edit(finished / "manifest.json", lambda m: m["files"].update({"gone.parquet": "00" * 32}))
     pd.DataFrame({"a": [1]}).to_parquet(finished / "new.parquet")
+    render_run(finished)
     assert list(differences(finished)) == [
         "gone.parquet: the manifest has its hash, the file is gone.",
         "new.parquet: the manifest does not know this file.",
@@ -100,13 +101,65 @@ def test_rows_of_another_workload(finished):
     assert f"requests.parquet: rows of the workload {'5b' * 6}, the manifest says {'ab' * 6}." in differences(finished)
 
 
-def test_without_hashes_the_figures_are_verified_and_that_is_said(synthetic, capsys):
-    directory = synthetic(requests=2).write()
+@pytest.mark.parametrize("version", [1, 2])
+def test_without_hashes_a_run_is_not_verified(synthetic, capsys, version):
+    """Version 1 had none; a complete run of today that has none has lost them."""
+    directory = synthetic(requests=2, manifest={"schema_version": version, "stop": None}).write()
+    edit(directory / "manifest.json", lambda m: m["workload"].update(repeated_prompts=0))
+    render_run(directory)
+    with pytest.raises(SystemExit) as ended:
+        main(["verify", str(directory)])
+    assert ended.value.code == version - 1
+    out, err = capsys.readouterr()
+    assert out == f"{directory}: {'figures verified; no hashes' if version == 1 else '2 differences'}\n"
+    assert err.count("is missing, and every complete run has these hashes") == 2 * (version - 1)
+
+
+def test_a_killed_run_has_no_hashes_to_lose(synthetic, capsys):
+    changes = {"schema_version": 2, "stop": None, "status": "interrupted", "files": None, "outputs": None}
+    directory = synthetic(requests=2, manifest=changes).write()
+    edit(directory / "manifest.json", lambda m: m["workload"].update(repeated_prompts=0))
     render_run(directory)
     with pytest.raises(SystemExit) as ended:
         main(["verify", str(directory)])
     assert ended.value.code == 0
-    assert "holds no hashes of the parquet files: they are not checked" in capsys.readouterr().out
+    assert capsys.readouterr().out.endswith(": figures verified; no hashes\n")
+
+
+def test_hashes_that_were_emptied(finished):
+    edit(finished / "manifest.json", lambda m: m.update(files={}, outputs={}))
+    found = list(differences(finished))
+    assert "requests.parquet: the manifest does not know this file." in found
+    assert "requests.parquet: the outputs of the baseline are not those that the manifest has the hash of." in found
+
+
+def test_a_page_that_was_edited_or_deleted(finished):
+    page = finished / "report.html"
+    text = page.read_text(encoding="utf-8")
+    line = text[: text.index(">FASTER<")].count("\n") + 1
+    page.write_text(text.replace(">FASTER<", ">TWICE AS FAST<", 1), encoding="utf-8")
+    (said,) = differences(finished)
+    assert said.startswith(f"report.html: line {line} says ")
+    assert "TWICE AS" in said
+    assert "FASTER" in said
+
+    page.unlink()
+    assert list(differences(finished)) == ["report.html: it is gone, and skote-report RUN_DIR writes it anew."]
+
+
+def test_a_run_that_renders_no_page_needs_none(finished):
+    edit(finished / "manifest.json", lambda m: m["config"].update(report={"render": False}))
+    render_run(finished)
+    (finished / "report.html").unlink()
+    assert list(differences(finished)) == []
+
+
+def test_a_manifest_that_was_edited(finished):
+    """The host's name reaches no figure; how the file is indented is nobody's business."""
+    edit(finished / "manifest.json", lambda m: None)
+    assert list(differences(finished)) == []
+    edit(finished / "manifest.json", lambda m: m["machine"].update(host="elsewhere"))
+    assert [said.partition(":")[0] for said in differences(finished)][:1] == ["manifest_sha256"]
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,9 @@ def test_refusal(reason, text):
             "has no interval yet, not to ±1.5 % as asked for, and the budget of 600 s of measuring",
         ),
         (None, 0.02, "is known to ±2 %, and ±1.5 % is asked for: blocks are added."),
+        (None, 0.2, "is known to ±20 %, and"),
+        (None, 0.25, "is known to within a factor of 1.3, and"),
+        ("blocks_spent", 1.1, "is known to within a factor of 3.0, not to ±1.5 % as asked for, and the budget"),
     ],
 )
 def test_stop_sentence(reason, reached, text):
@@ -116,6 +119,15 @@ def test_stop_sentence(reason, reached, text):
     }
 
     assert text in stop_sentence(stop).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_a_wide_aim_is_a_factor_too():
+    stop = {"half_width": 0.9, "max_blocks": 40, "max_seconds": 600.0, "reason": "narrow_enough"}
+
+    assert stop_sentence(stop | {"reached_half_width": 0.75}) == (
+        "The difference of the median is known to within a factor of 2.1, as narrow as was asked for (within a factor "
+        "of 2.5)."
+    )
 
 
 def test_a_fixed_number_of_blocks_says_so():

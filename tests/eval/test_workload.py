@@ -216,6 +216,8 @@ def test_describe_is_the_manifest_entry():
         "blocks": 5,
         "requests_per_block": 16,
         "repeated_prompts": 8,
+        "shared_prefix_tokens": workload.prefix.tokens,
+        "shared_prefix_share": workload.prefix.share,
         "max_new_tokens": 64,
         "greedy": True,
         "respect_eos": False,
@@ -377,6 +379,7 @@ def test_new_prompts_come_before_repeats_and_repeats_are_counted(tmp_path):
     assert set.union(*texts) == {*"abcde", *(f"(2) {letter}" for letter in "abcde")}
     assert set.union(*texts[:2]) < set("abcde")
     assert [workload.extended(more).repeated_prompts for more in range(5)] == [0, 0, 1, 3, 5]
+    assert [workload.extended(more).prefix.tokens for more in (0, 4)] == [0.5, 1]  # 0, 1; the repeats 1, 5, 5, 5, 5
 
 
 def test_documents_are_never_repeats():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,20 @@ def test_sizes_by_hand() -> None:
     untied = dataclasses.replace(SPEC, tied_embeddings=False)
     assert untied.parameters == SPEC.parameters + embedding
     assert untied.bytes_per_token(4) == 4 * SPEC.parameters  # of the table one row, which is not counted
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"norm_eps": 0.0}, r"norm_eps=0\.0; it must be a finite number above 0"),
+        ({"norm_eps": math.nan}, r"norm_eps=nan"),
+        ({"rope": RopeSpec(theta=-1.0)}, r"rope theta=-1\.0"),
+        ({"rope": RopeSpec(theta=math.inf)}, r"rope theta=inf"),
+    ],
+)
+def test_constants_are_finite_and_above_0(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"^config\.json gives {said}"):
+        dataclasses.replace(SPEC, **changes)
 
 
 @pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": True}, {"head_dim": 16}, {"num_key_value_heads": 6}])

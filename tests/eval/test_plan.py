@@ -1,0 +1,84 @@
+"""What is refused before a model is looked at, let alone loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from rich.console import Console
+
+from skote.config import CONF_DIR, RunConfig, register_schema, to_settings
+from skote.eval.plan import plan_run
+from skote.eval.progress import RunProgress
+from skote.types import UsageError
+
+
+def settings_of(*overrides: str) -> RunConfig:
+    register_schema()
+    with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+        return to_settings(compose("config", ["model=tiny_shape", *overrides]))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["measure=quick", "measure.stop.half_width=-1"], r"half_width must lie between 0 and 1, got -1\.0"),
+        (["measure=quick", "measure.stop.half_width=1.5"], r"half_width must lie between 0 and 1, got 1\.5: 0\.015 is"),
+        (["measure=quick", "measure.stop.max_seconds=-1"], r"measure\.stop\.max_seconds must be above 0, got -1\.0"),
+        (["measure=quick", "measure.stop.max_blocks=0"], r"measure\.stop\.max_blocks must be above 0, got 0"),
+        (
+            ["measure=quick", "measure.stop.max_blocks=5"],
+            r"max_blocks=5 is below workload\.blocks=6, which are measured",
+        ),
+        (["measure.start_timeout_s=0"], r"measure\.start_timeout_s must be a number of seconds above 0, got 0"),
+        (["measure.start_timeout_s=1e30"], r"measure\.start_timeout_s must be .* got 1e\+30"),
+        (["seed=-1"], r"seed must be 0 or more, got -1"),
+        (["router.max_concurrency_per_device=0"], r"max_concurrency_per_device must be at least 1, got 0"),
+        (["router.microbatch_window_ms=-1"], r"microbatch_window_ms must be 0 \(off\) or more, got -1\.0"),
+        (["router.microbatch_max=0"], r"microbatch_max must be at least 1, got 0"),
+        (["router.policy=fastest"], r"no routing policy 'fastest'; choose one of round_robin"),
+        (["workload.blocks=0"], r"workload\.blocks must be at least 1, got 0"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_number_out_of_its_range_is_refused_before_the_model_is_built(
+    overrides: list[str], said: str, tmp_path: Path
+) -> None:
+    with RunProgress(Console(quiet=True)) as progress, pytest.raises(UsageError, match=said):
+        plan_run(settings_of(*overrides), tmp_path, progress, compare=True)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rule_of_an_arm_alone_is_checked_though_it_plays_no_part(tmp_path: Path) -> None:
+    with RunProgress(Console(quiet=True)) as progress:
+        with pytest.raises(UsageError, match="half_width"):
+            plan_run(settings_of("measure=quick", "measure.stop.half_width=-1"), tmp_path, progress, compare=False)
+        settings = settings_of("measure=quick", "measure.stop.max_blocks=2")
+        assert plan_run(settings, tmp_path, progress, compare=False).stop is None
+
+
+def test_positions_must_hold_the_longest_request(tmp_path: Path) -> None:
+    """Prompt and answer, but for the last token, which takes no position."""
+    with RunProgress(Console(quiet=True)) as progress:
+        longest = plan_run(settings_of(), tmp_path, progress, compare=True).model_options["max_model_len"]
+        plan_run(settings_of(f"engine.max_model_len={longest - 1}"), tmp_path, progress, compare=True)
+        with pytest.raises(UsageError, match=rf"max_model_len={longest - 2} is too short .* takes {longest - 1} pos"):
+            plan_run(settings_of(f"engine.max_model_len={longest - 2}"), tmp_path, progress, compare=True)
+
+
+@pytest.mark.parametrize(
+    ("override", "name"),
+    [
+        ("check.p50_delta_max=nan", "check.p50_delta_max"),
+        ("measure.start_timeout_s=inf", "measure.start_timeout_s"),
+        ("workload.output_mix=[0.5,nan]", r"workload.output_mix\[1\]"),
+        ("engine.max_batch=nan", "engine.max_batch"),
+        ("+engine.own={delay:[-inf]}", r"engine.own.delay\[0\]"),
+        ("model.shape.rope_theta=inf", "model.shape.rope_theta"),
+    ],
+)
+def test_no_number_is_infinite_or_none_at_all(override: str, name: str) -> None:
+    with pytest.raises(UsageError, match=rf"^{name} must be a finite number, got "):
+        settings_of("check=ci", override)
