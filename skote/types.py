@@ -21,7 +21,7 @@ import enum
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 if TYPE_CHECKING:
     import numpy as np
@@ -114,21 +114,30 @@ class Sampling:
         return self.temperature == 0.0
 
 
+Priority = Literal["interactive", "batch"]
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt, as token ids. With `ignore_eos` exactly `max_new_tokens` tokens are generated."""
+    """One prompt, as token ids. With `ignore_eos` exactly `max_new_tokens` tokens are generated.
+
+    A `priority` "batch" lets interactive requests go before, in a replica's queue.
+    """
 
     request_id: str
     input_ids: tuple[int, ...]
     max_new_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
     ignore_eos: bool = False
+    priority: Priority = "interactive"
 
     def __post_init__(self) -> None:
         if not self.input_ids:
             raise RequestError(f"Request {self.request_id!r} has an empty prompt: give it at least one token.")
         if self.max_new_tokens < 1:
             raise RequestError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}.")
+        if self.priority not in get_args(Priority):
+            raise RequestError(f"priority must be one of {', '.join(get_args(Priority))}, got {self.priority!r}.")
 
 
 @dataclass(frozen=True, slots=True)

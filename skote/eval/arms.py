@@ -15,7 +15,8 @@ from typing import Any
 
 from skote.config import EngineConfig, RouterConfig
 from skote.eval.measure import Arm as ArmName
-from skote.flags import flags_for, set_flags
+from skote.flags import flags_for
+from skote.runtime.affinity import Cores, cores_of, prepare
 from skote.runtime.devices import threads_per_replica
 from skote.runtime.dispatch import ReplicaDispatcher
 from skote.runtime.replica import Replica
@@ -31,6 +32,7 @@ class Arm:
     replicas: list[Replica]
     dispatcher: ReplicaDispatcher
     load_s: list[float]
+    cores: list[Cores | None]
     warmup_s: list[float] = field(default_factory=list)
 
     def warm_up(self, requests: Sequence[Request]) -> list[Completion]:
@@ -54,14 +56,15 @@ class Arm:
             "replicas": [
                 {
                     "device": replica.device,
+                    "cores": cores,
                     "load_s": load_s,
                     "warmup_s": warmup_s,
                     "peak_memory_bytes": peak["host_bytes"],
                     "peak_device_memory_bytes": peak["device_bytes"] or None,
                     "info": info.result(),
                 }
-                for replica, load_s, warmup_s, info, peak in zip(
-                    self.replicas, self.load_s, self.warmup_s, infos, peaks, strict=True
+                for replica, cores, load_s, warmup_s, info, peak in zip(
+                    self.replicas, self.cores, self.load_s, self.warmup_s, infos, peaks, strict=True
                 )
             ],
         }
@@ -89,6 +92,7 @@ def start_arm(
     threads = threads_per_replica(devices)
     started = time.monotonic()
     replicas = []
+    cores = cores_of(devices)
     for index, device in enumerate(devices):
         options = model | {"device": device, "dtype": dtype, "threads": threads} | _given(config.options)
         replicas.append(
@@ -97,7 +101,7 @@ def start_arm(
                     EngineSpec(config._target_, options),
                     index=index,
                     device=device,
-                    setup=partial(set_flags, flags_for(dtype, threads)),
+                    setup=partial(prepare, flags_for(dtype, threads), cores[index]),
                     log=log_dir / f"{name}-{index}.log" if log_dir else None,
                     hide_ids=True,  # p00, w00 and b00-r00 would tell an engine when it is measured
                     hang_s=router.hang_s,
@@ -119,7 +123,7 @@ def start_arm(
             max_restarts=router.max_restarts,
         )
     )
-    return Arm(name, config.name, replicas, dispatcher, load_s)
+    return Arm(name, config.name, replicas, dispatcher, load_s, cores)
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:

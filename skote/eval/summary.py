@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from skote.eval.balance import by_replica, imbalance
 from skote.eval.check import judge_checks
 from skote.eval.claims import judge_claim
 from skote.eval.derive import ADJUSTED, METRICS, THROUGHPUTS, Measured, Metric, Samples
@@ -91,6 +92,7 @@ def _arm(measured: Measured, arm: str, manifest: dict[str, Any]) -> dict[str, An
     windows = measured.passes[measured.passes["arm"] == arm]
     known = manifest["arms"].get(arm, {"engine": str(rows["engine"].iloc[0]), "replicas": []})
     replicas = known["replicas"]
+    spread = by_replica(measured, arm, [replica["device"] for replica in replicas])
     return {
         "engine": known["engine"],
         "requests": {"scheduled": len(rows), "ok": len(ok), "failed": failed},
@@ -100,6 +102,8 @@ def _arm(measured: Measured, arm: str, manifest: dict[str, Any]) -> dict[str, An
         "metrics": metrics,
         "throughput": {name: measured.throughput(arm).get(name) for name in THROUGHPUTS},
         "j_per_output_token": joules_per_token(measured, arm, manifest["devices"]),
+        "by_replica": spread,
+        "imbalance": imbalance(spread),
         "roofline": roofline(measured, arm, manifest),
         "step_kernels": step_kernels(manifest, arm),
         "peak_memory_bytes": [replica["peak_memory_bytes"] for replica in replicas],

@@ -13,8 +13,9 @@ from functools import partial
 from types import TracebackType
 from typing import Literal
 
-from skote.runtime.lane import Lane, Launcher, ReplicaCounts, Ticket
+from skote.runtime.lane import Lane, Launcher, ReplicaCounts
 from skote.runtime.policies import new_policy
+from skote.runtime.waiting import Ticket
 from skote.types import Completion, Request, SkoteError, UsageError
 
 _Status = Literal["error", "cancelled"]
@@ -68,10 +69,11 @@ class DispatchOptions:
 class ReplicaDispatcher:
     """Chooses a replica for each request, queues it there, and keeps at most a cap of launches in each process.
 
-    With a micro-batch window a launch gathers greedy requests in the order of their arrival, until there are
-    `microbatch_max` or the first has waited `microbatch_window_ms`; a sampled one, with its own seed, goes alone. A
-    replica that ends takes the requests that it has begun with it; those that wait for it go to the others, or wait
-    until it was started again. The replicas stay the caller's to close; close the dispatcher first.
+    Interactive requests go before batch ones (`skote.runtime.waiting`). With a micro-batch window a launch gathers greedy
+    requests in the order of their arrival, until there are `microbatch_max` or the first has waited
+    `microbatch_window_ms`; a sampled one, with its own seed, goes alone. A replica that ends takes the requests that it
+    has begun with it; those that wait for it go to the others, or wait until it was started again. The replicas stay
+    the caller's to close; close the dispatcher first.
 
     The keywords are those of `DispatchOptions`.
 
@@ -174,9 +176,7 @@ class ReplicaDispatcher:
         """Resolve what is queued with status "cancelled" and take no more; launches in flight are still answered."""
         with self._changed:
             self._closed = True
-            queued = [(ticket, lane.replica) for lane in self._lanes.values() for ticket in lane.queue]
-            for lane in self._lanes.values():
-                lane.queue.clear()
+            queued = [(ticket, lane.replica) for lane in self._lanes.values() for ticket in lane.queue.clear()]
             for ticket, _ in queued:
                 del self._tickets[ticket.future]
             self._changed.notify()
@@ -230,7 +230,7 @@ class ReplicaDispatcher:
             return self._abandon(lane)
         launches: list[_Launch] = []
         while lane.queue and lane.in_flight < self._options.max_concurrency_per_device:
-            size = lane.batch_size(self._batch_max)
+            size = lane.queue.batch_size(self._batch_max)
             may_grow = size == len(lane.queue) and size < self._batch_max
             if may_grow and time.monotonic_ns() < self._deadline_ns(lane):
                 break
@@ -245,7 +245,10 @@ class ReplicaDispatcher:
         if not lane.queue or (lane in lanes and lane.reviving):
             return []
         if not lanes:
-            return [(lane, lane.take(len(lane.queue)))]  # it answers them at once, with its sentence
+            lost = []
+            while lane.queue:  # it answers them at once, with its sentence
+                lost.append((lane, lane.take(lane.queue.batch_size(len(lane.queue)))))
+            return lost
         others = []
         for ticket in list(lane.queue):
             lane.withdraw(ticket)
@@ -287,7 +290,7 @@ class ReplicaDispatcher:
         self._events.append(ReplicaEvent(time.monotonic_ns(), lane.replica.index, what, sentence))
 
     def _deadline_ns(self, lane: Lane) -> int:
-        return lane.queue[0].dispatched_ns + self._window_ns
+        return lane.queue.first.dispatched_ns + self._window_ns
 
     def _launch(self, launches: Sequence[_Launch]) -> None:
         for lane, tickets in launches:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from itertools import islice, takewhile
 from typing import Protocol
 
 from skote.runtime.policies import Load, recent_mean
+from skote.runtime.waiting import Ticket, Waiting
 from skote.types import Completion, Request
 
 
@@ -47,28 +46,12 @@ class ReplicaCounts:
     """The most launches that were unanswered at one time."""
 
 
-@dataclass(slots=True, eq=False)
-class Ticket:
-    """A request on its way; once it was launched, `drop` tells the replica that nobody waits for it."""
-
-    request: Request
-    dispatched_ns: int
-    future: Future[Completion]
-    drop: Callable[[], None] | None = None
-    cancelled: bool = False
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that it may take, read and written."""
-        return len(self.request.input_ids) + self.request.max_new_tokens
-
-
 @dataclass(slots=True)
 class Lane:
     """Guarded by its dispatcher's lock. `reviving` and `given_up` tell what becomes of a replica that has ended."""
 
     replica: Launcher
-    queue: deque[Ticket] = field(default_factory=deque)
+    queue: Waiting = field(default_factory=Waiting)
     running: int = 0  # requests in unanswered launches
     tokens: int = 0  # of those and of the queue
     in_flight: int = 0
@@ -99,33 +82,27 @@ class Lane:
 
     def put(self, ticket: Ticket) -> None:
         """Queue a request."""
-        self.queue.append(ticket)
+        self.queue.put(ticket)
         self.dispatched += 1
         self.tokens += ticket.tokens
         self.mean_prompt_tokens = recent_mean(self.mean_prompt_tokens, len(ticket.request.input_ids))
 
     def withdraw(self, ticket: Ticket) -> bool:
         """Take a request out of the queue; whether it was there."""
-        if ticket not in self.queue:
+        if not self.queue.remove(ticket):
             return False
-        self.queue.remove(ticket)
         self.dispatched -= 1
         self.tokens -= ticket.tokens
         return True
 
     def take(self, size: int) -> list[Ticket]:
-        """The first `size` requests of the queue, as a launch."""
+        """The next launch of the queue, of `size` requests."""
         self.running += size
         self.in_flight += 1
-        return [self.queue.popleft() for _ in range(size)]
+        return self.queue.pop(size)
 
     def answered(self, tickets: Sequence[Ticket]) -> None:
         """Note that a launch is over."""
         self.running -= len(tickets)
         self.in_flight -= 1
         self.tokens -= sum(ticket.tokens for ticket in tickets)
-
-    def batch_size(self, most: int) -> int:
-        """How many requests from the head of the queue may share a launch."""
-        greedy = takewhile(lambda ticket: ticket.request.sampling.greedy, self.queue)
-        return sum(1 for _ in islice(greedy, most)) or 1

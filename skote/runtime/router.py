@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
-from skote.flags import flags_for, set_flags
+from skote.flags import flags_for
 from skote.runtime.cli import (
     NO_TEMPLATE,
     Parser,
@@ -33,6 +33,7 @@ from skote.types import (
     EngineError,
     EngineSpec,
     ExitCode,
+    Priority,
     Request,
     RequestError,
     Sampling,
@@ -99,6 +100,7 @@ class Router:
         codec: Codec | None = None,
         log_dir: Path | None = None,
     ) -> None:
+        from skote.runtime.affinity import cores_of, prepare
         from skote.runtime.devices import resolve_devices, threads_per_replica
         from skote.runtime.text import load_tokenizer
 
@@ -107,7 +109,7 @@ class Router:
         names = resolve_devices(devices)
         threads = threads_per_replica(names)
         dtype = dtype or "fp32"
-        setup = partial(set_flags, flags_for(dtype, threads))
+        flags, cores = flags_for(dtype, threads), cores_of(names)
         target = engine or EngineSpec(_SKOTERGY, {"pad_id": self.codec.pad_id})
         with contextlib.ExitStack() as stack:
             replicas = []
@@ -122,6 +124,7 @@ class Router:
                 }
                 log = None if log_dir is None else log_dir / f"replica-{index}.log"
                 spec = EngineSpec(target.target, options)
+                setup = partial(prepare, flags, cores[index])
                 replica = Replica(spec, index=index, device=device, setup=setup, log=log, hang_s=hang_s)
                 replicas.append(stack.enter_context(replica))
             self._dispatcher = ReplicaDispatcher(
@@ -157,42 +160,64 @@ class Router:
         """Replicas that ended and came back so far."""
         return self._dispatcher.events
 
-    def submit(self, text: str, *, max_new_tokens: int, greedy: bool = True, sampling: Sampling | None = None) -> str:
+    def submit(
+        self,
+        text: str,
+        *,
+        max_new_tokens: int,
+        greedy: bool = True,
+        sampling: Sampling | None = None,
+        priority: Priority = "interactive",
+    ) -> str:
         """The answer to `text`, without it. Greedy, else with temperature 1; `sampling`, where given, wins over both.
 
+        A `priority` "batch" lets interactive requests go before; it still gets its turn.
+
         Raises:
-            RequestError: an empty prompt, or `max_new_tokens` below 1.
+            RequestError: an empty prompt, `max_new_tokens` below 1, an unknown priority.
             EngineError: the request failed.
             UsageError: called in a callback of one of this router's futures, where it would wait for itself.
         """
         self._refuse_in_callback()
-        return self._text(self._dispatch(text, max_new_tokens, greedy, sampling).result())
+        return self._text(self._dispatch(text, max_new_tokens, greedy, sampling, priority).result())
 
     def submit_many(
-        self, texts: Sequence[str], *, max_new_tokens: int, greedy: bool = True, sampling: Sampling | None = None
+        self,
+        texts: Sequence[str],
+        *,
+        max_new_tokens: int,
+        greedy: bool = True,
+        sampling: Sampling | None = None,
+        priority: Priority = "interactive",
     ) -> list[str]:
         """The answers to `texts`, in their order; all run to their end before the first failure is raised.
 
         Raises:
-            RequestError: an empty prompt, or `max_new_tokens` below 1; prompts before it have run.
+            RequestError: an empty prompt, `max_new_tokens` below 1, an unknown priority; prompts before it have run.
             EngineError: a request failed.
             UsageError: called in a callback of one of this router's futures, where it would wait for itself.
         """
         self._refuse_in_callback()
         futures: list[Future[Completion]] = []
         try:
-            futures.extend(self._dispatch(text, max_new_tokens, greedy, sampling) for text in texts)
+            futures.extend(self._dispatch(text, max_new_tokens, greedy, sampling, priority) for text in texts)
         finally:
             wait(futures)
         return [self._text(future.result()) for future in futures]
 
     def submit_future(
-        self, text: str, *, max_new_tokens: int, greedy: bool = True, sampling: Sampling | None = None
+        self,
+        text: str,
+        *,
+        max_new_tokens: int,
+        greedy: bool = True,
+        sampling: Sampling | None = None,
+        priority: Priority = "interactive",
     ) -> Future[str]:
         """As `submit`, with the answer, or the `EngineError`, in a future.
 
         Raises:
-            RequestError: an empty prompt, or `max_new_tokens` below 1.
+            RequestError: an empty prompt, `max_new_tokens` below 1, an unknown priority.
         """
         future: Future[str] = Future()
         future.set_running_or_notify_cancel()
@@ -206,19 +231,26 @@ class Router:
                 if not future.done():  # the trace of what the tokenizer raised goes to the log of concurrent.futures
                     future.set_exception(EngineError(f"The answer to {text[:40]!r} could not be decoded."))
 
-        self._dispatch(text, max_new_tokens, greedy, sampling).add_done_callback(answer)
+        self._dispatch(text, max_new_tokens, greedy, sampling, priority).add_done_callback(answer)
         return future
 
     def submit_ids(
-        self, input_ids: tuple[int, ...], *, max_new_tokens: int, sampling: Sampling | None = None
+        self,
+        input_ids: tuple[int, ...],
+        *,
+        max_new_tokens: int,
+        sampling: Sampling | None = None,
+        priority: Priority = "interactive",
     ) -> Future[Completion]:
         """Token ids in, a completion with its stamps out; a failure is a completion, and never raises.
 
         Raises:
-            RequestError: an empty prompt, or `max_new_tokens` below 1.
+            RequestError: an empty prompt, `max_new_tokens` below 1, an unknown priority.
         """
         request_id = f"router-{next(self._ids)}"
-        return self._dispatcher.dispatch(Request(request_id, input_ids, max_new_tokens, sampling or Sampling()))
+        return self._dispatcher.dispatch(
+            Request(request_id, input_ids, max_new_tokens, sampling or Sampling(), priority=priority)
+        )
 
     def cancel(self, future: Future[Completion]) -> bool:
         """Drop the request of a future that `submit_ids` gave; False where it was answered already.
@@ -238,10 +270,13 @@ class Router:
         for replica in self._replicas:
             replica.close(grace_s)
 
-    def _dispatch(self, text: str, max_new_tokens: int, greedy: bool, sampling: Sampling | None) -> Future[Completion]:
+    def _dispatch(
+        self, text: str, max_new_tokens: int, greedy: bool, sampling: Sampling | None, priority: Priority
+    ) -> Future[Completion]:
         if sampling is None and not greedy:
             sampling = Sampling(temperature=1.0)
-        return self.submit_ids(self.codec.encode(text), max_new_tokens=max_new_tokens, sampling=sampling)
+        ids = self.codec.encode(text)
+        return self.submit_ids(ids, max_new_tokens=max_new_tokens, sampling=sampling, priority=priority)
 
     def _refuse_in_callback(self) -> None:
         if any(replica.answering for replica in self._replicas):

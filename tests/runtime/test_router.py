@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import operator
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 
 from skote.engines.simulated import SimulatedEngine
+from skote.runtime import affinity
 from skote.runtime import router as router_module
 from skote.runtime.router import Router, main
 from skote.types import CheckpointError, EngineError, EngineSpec, RequestError, Sampling, UsageError
@@ -80,7 +82,7 @@ def spec(**options: Any) -> EngineSpec:
 @pytest.fixture
 def without_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep torch out of the workers, for speed."""
-    monkeypatch.setattr(router_module, "set_flags", bool)
+    monkeypatch.setattr(affinity, "prepare", operator.is_)
 
 
 @pytest.fixture
@@ -381,9 +383,10 @@ def test_wrong_usage_is_one_sentence_and_exit_4(
 
 
 COMMAND = """
+import operator
 import sys
 from functools import partial
-from skote.runtime import router
+from skote.runtime import affinity, router
 from skote.types import EngineSpec
 
 class Codec:
@@ -400,7 +403,7 @@ class Codec:
         return "an answer"
 
 slow = EngineSpec("skote.engines.simulated.SimulatedEngine", {"prefill_ms": float(sys.argv[1])})
-router.set_flags = bool
+affinity.prepare = operator.is_
 router.Router = partial(router.Router, engine=slow, codec=Codec())
 sys.exit(router.main(["no-directory", "--devices", "cpu"]))
 """

@@ -1,0 +1,90 @@
+"""The requests that wait for a replica: interactive ones before batch ones, which still get their turn."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import islice, takewhile
+
+from skote.types import Completion, Request
+
+BATCH_TURN = 4
+"""While requests of both kinds wait, every fourth launch takes batch ones: these wait at most four launches each."""
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A request on its way; once it was launched, `drop` tells the replica that nobody waits for it."""
+
+    request: Request
+    dispatched_ns: int
+    future: Future[Completion]
+    drop: Callable[[], None] | None = None
+    cancelled: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that it may take, read and written."""
+        return len(self.request.input_ids) + self.request.max_new_tokens
+
+
+class Waiting:
+    """Two lines, each in the order of arrival. Truth and length are those of both."""
+
+    def __init__(self) -> None:
+        self._interactive: deque[Ticket] = deque()
+        self._batch: deque[Ticket] = deque()
+        self._passed = 0  # launches since batch requests wait and were not taken
+
+    def __len__(self) -> int:
+        return len(self._interactive) + len(self._batch)
+
+    def __iter__(self) -> Iterator[Ticket]:
+        yield from self._interactive
+        yield from self._batch
+
+    def put(self, ticket: Ticket) -> None:
+        """Let a request wait."""
+        self._line(ticket).append(ticket)
+
+    def remove(self, ticket: Ticket) -> bool:
+        """Take a request out; whether it was there."""
+        line = self._line(ticket)
+        if ticket not in line:
+            return False
+        line.remove(ticket)
+        return True
+
+    def clear(self) -> list[Ticket]:
+        """Take all out."""
+        taken = list(self)
+        self._interactive.clear()
+        self._batch.clear()
+        return taken
+
+    @property
+    def first(self) -> Ticket:
+        """The one that is next."""
+        return self._next[0]
+
+    def batch_size(self, most: int) -> int:
+        """How many may share the next launch: the greedy ones at the head of its line, at most `most`; at least one."""
+        greedy = takewhile(lambda ticket: ticket.request.sampling.greedy, self._next)
+        return sum(1 for _ in islice(greedy, most)) or 1
+
+    def pop(self, size: int) -> list[Ticket]:
+        """The next launch, of `size` requests."""
+        line = self._next
+        self._passed = self._passed + 1 if self._batch and line is self._interactive else 0
+        return [line.popleft() for _ in range(size)]
+
+    @property
+    def _next(self) -> deque[Ticket]:
+        if self._batch and (not self._interactive or self._passed >= BATCH_TURN - 1):
+            return self._batch
+        return self._interactive
+
+    def _line(self, ticket: Ticket) -> deque[Ticket]:
+        return self._batch if ticket.request.priority == "batch" else self._interactive
