@@ -69,8 +69,8 @@ class DispatchOptions:
 class ReplicaDispatcher:
     """Chooses a replica for each request, queues it there, and keeps at most a cap of launches in each process.
 
-    Interactive requests go before batch ones (`skote.runtime.waiting`). With a micro-batch window a launch gathers greedy
-    requests in the order of their arrival, until there are `microbatch_max` or the first has waited
+    Interactive requests go before batch ones (`skote.runtime.waiting`). With a micro-batch window a launch gathers
+    greedy requests in the order of their arrival, until there are `microbatch_max` or the first has waited
     `microbatch_window_ms`; a sampled one, with its own seed, goes alone. A replica that ends takes the requests that it
     has begun with it; those that wait for it go to the others, or wait until it was started again. The replicas stay
     the caller's to close; close the dispatcher first.
