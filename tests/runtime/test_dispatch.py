@@ -428,3 +428,21 @@ def test_no_replicas_or_two_of_one_index_are_refused() -> None:
         ReplicaDispatcher([])
     with pytest.raises(UsageError, match="index of its own"):
         ReplicaDispatcher([HandReplica(1), HandReplica(1)])
+
+
+def test_ten_thousand_waiting_requests_do_not_slow_admission() -> None:
+    """CPU time of this thread for 1,000 requests, the best of three, before and after 10,000 wait."""
+    dispatcher = ReplicaDispatcher([HandReplica(0), HandReplica(1)], "least_work")
+
+    def cost() -> float:
+        requests = [request("r") for _ in range(1000)]
+        started = time.thread_time()
+        for each in requests:
+            dispatcher.dispatch(each)
+        return time.thread_time() - started
+
+    empty = min(cost() for _ in range(3))
+    for _ in range(10_000):
+        dispatcher.dispatch(request("r"))
+    assert min(cost() for _ in range(3)) < 2 * empty
+    dispatcher.close()
