@@ -111,6 +111,8 @@ class Runner:
         """Run what was collected, one after the other: the worst of the codes."""
         if self._sweep_dir is not None:
             return self._run_sweep(self._sweep_dir)
+        if not self._jobs:  # Hydra was asked for its help or the configuration, which it has shown
+            return ExitCode.DONE
         [job] = self._jobs
         outcome = self._guarded(job, self._run)
         return outcome.code if isinstance(outcome, Failure) else outcome
