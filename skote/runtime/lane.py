@@ -46,7 +46,7 @@ class ReplicaCounts:
     """The most launches that were unanswered at one time."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Lane:
     """Guarded by its dispatcher's lock. `reviving` and `given_up` tell what becomes of a replica that has ended."""
 

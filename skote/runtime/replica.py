@@ -194,7 +194,13 @@ class Replica:
             if self._death is None or self._closing:
                 raise ReplicaError(f"{self._name} cannot be started again: it {self._death or 'has not ended'}")
             self._open()
-        self.wait_ready(timeout)
+        try:
+            self.wait_ready(timeout)
+        except SkoteError as error:  # it is as dead as before, for a better reason
+            with self._lock:
+                self._closing = False
+                self._death = f"{self._name} could not be started again: {error}"
+            raise
 
     def generate(self, requests: Sequence[Request]) -> Future[list[Completion]]:
         """Hand over `requests` as one launch; launches queue in the process and are answered in order.

@@ -90,6 +90,32 @@ def test_an_engine_that_hangs_is_ended_and_one_that_is_slow_is_not(slow_engine: 
         assert replica.generate([Request("again", (1,), 2)]).result(WAIT_S)[0].output_ids == (0, 1)
 
 
+def test_what_waits_for_a_replica_that_cannot_come_back_fails_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "once_engine.py").write_text(
+        "import os\n"
+        "from skote.types import CapacityError\n"
+        "class Once:\n"
+        "    def __init__(self, mark):\n"
+        "        if os.path.exists(mark):\n"
+        "            raise CapacityError('The memory is somebody else\\'s by now.')\n"
+        "        open(mark, 'w').close()\n"
+        "    def generate(self, requests, emit):\n"
+        "        os._exit(3)\n",
+        encoding="utf-8",
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with Replica(EngineSpec("once_engine.Once", {"mark": str(tmp_path / "mark")}), index=0, device="cpu") as replica:
+        replica.wait_ready(WAIT_S)
+        with ReplicaDispatcher([replica], max_restarts=3) as dispatcher:
+            begun, waiting = (dispatcher.dispatch(Request(name, (1,), 2)).result(WAIT_S) for name in "ab")
+            assert (begun.status, begun.error) == ("error", "Replica 0 (cpu) ended with exit code 3.")
+            sentence = "Replica 0 (cpu) could not be started again: The memory is somebody else's by now."
+            assert (waiting.status, waiting.error) == ("error", sentence)
+            assert [event.what for event in dispatcher.events] == ["ended", "given up"]
+
+
 def test_only_a_replica_that_has_ended_is_started_again(slow_engine: str) -> None:
     with Replica(EngineSpec(slow_engine), index=0, device="cpu") as replica:
         replica.wait_ready(WAIT_S)
