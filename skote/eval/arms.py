@@ -45,6 +45,11 @@ class Arm:
         self.warmup_s = [time.monotonic() - started] * len(self.replicas)
         return completions
 
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """What befell its replicas so far, as `skote.runtime.dispatch.ReplicaEvent`s, JSON values."""
+        return [asdict(event) for event in self.dispatcher.events]
+
     def describe(self) -> dict[str, Any]:
         """The manifest's entry for this arm."""
         infos = [replica.call("describe") for replica in self.replicas]
@@ -52,7 +57,7 @@ class Arm:
         peaks = [each.result() for each in asked]
         return {
             "engine": self.engine,
-            "events": [asdict(event) for event in self.dispatcher.events],
+            "events": self.events,
             "replicas": [
                 {
                     "device": replica.device,

@@ -24,6 +24,7 @@ from skote.model.source import ModelSource, converted_gguf, hub_snapshot, packag
 from skote.runtime.capacity import check_memory
 from skote.runtime.devices import resolve_devices
 from skote.runtime.dispatch import DispatchOptions
+from skote.runtime.replica import MOST_HANG_S
 from skote.runtime.text import TextCodec, load_tokenizer
 from skote.types import CheckpointError, UsageError
 
@@ -123,9 +124,10 @@ def _check_numbers(settings: RunConfig) -> None:
         router.max_queue,
         router.max_restarts,
     )
-    if router.hang_s is not None and not 0 < router.hang_s <= threading.TIMEOUT_MAX:
+    if router.hang_s is not None and not 0 < router.hang_s <= MOST_HANG_S:
         raise UsageError(
-            f"router.hang_s must be a number of seconds above 0, or null for no limit, got {router.hang_s:g}."
+            f"router.hang_s must lie above 0 and be at most {MOST_HANG_S:g} seconds, or null for no limit, "
+            f"got {router.hang_s:g}."
         )
 
 

@@ -195,7 +195,11 @@ class Session:
         self.contracts = run_checks(names, subject, self.progress.say)
 
     def _describe(self, arms: list[Arm]) -> None:
-        self.arms |= {arm.name: arm.describe() for arm in arms if all(each.alive for each in arm.replicas)}
+        for arm in arms:
+            if all(each.alive for each in arm.replicas):
+                self.arms[arm.name] = arm.describe()
+            elif arm.name in self.arms:  # as it was before, and what befell it since
+                self.arms[arm.name]["events"] = arm.events
 
     def _profile_steps(self, arms: list[Arm]) -> None:
         """Note the kernels of each arm's step. Last of all that its engine does: no measured pass may miss the time."""

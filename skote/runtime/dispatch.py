@@ -16,7 +16,7 @@ from typing import Literal
 from skote.runtime.lane import Lane, Launcher, ReplicaCounts
 from skote.runtime.policies import new_policy
 from skote.runtime.waiting import Ticket
-from skote.types import Completion, Request, SkoteError, UsageError
+from skote.types import Completion, Request, UsageError
 
 _Status = Literal["error", "cancelled"]
 _Launch = tuple[Lane, list[Ticket]]
@@ -142,10 +142,11 @@ class ReplicaDispatcher:
         ticket.future.set_running_or_notify_cancel()
         launches: list[_Launch] = []
         with self._changed:
-            refusal = self._refusal()
+            lanes = self._open_lanes()
+            refusal = self._refusal(lanes)
             if refusal is None:
                 self._tickets[ticket.future] = ticket
-                launches = self._take_launches(self._enqueue(ticket))
+                launches = self._take_launches(self._enqueue(ticket, lanes))
                 self._changed.notify()
         if refusal is not None:
             _refuse(ticket, *refusal)
@@ -185,10 +186,9 @@ class ReplicaDispatcher:
         if self._timer is not None and self._timer is not threading.current_thread():
             self._timer.join()
 
-    def _refusal(self) -> tuple[_Status, str] | None:
+    def _refusal(self, lanes: Sequence[Lane]) -> tuple[_Status, str] | None:
         if self._closed:
             return "cancelled", "The dispatcher was closed before the request came."
-        lanes = self._open_lanes()
         if not lanes:
             deaths = " ".join(str(lane.replica.death) for lane in self._lanes.values())
             return "error", f"No replica is left: {deaths}"
@@ -200,7 +200,10 @@ class ReplicaDispatcher:
         return None
 
     def _open_lanes(self) -> list[Lane]:
-        """Those that live; where none does, those that are being started again."""
+        """Those that live; where none does, those that are being started again.
+
+        A replica may end at any moment: whoever acts on the answer asks once.
+        """
         for lane in self._lanes.values():
             if lane.replica.death is not None and not (lane.reviving or lane.given_up):
                 self._note_end(lane)
@@ -214,11 +217,12 @@ class ReplicaDispatcher:
             return list(lanes)
         cap = self._options.max_concurrency_per_device
         return [
-            lane for lane in lanes if len(lane.queue) < most or (lane.alive and not lane.queue and lane.in_flight < cap)
+            lane
+            for lane in lanes
+            if len(lane.queue) < most or (lane.alive and lane.in_flight < cap and len(lane.queue) < self._batch_max)
         ]
 
-    def _enqueue(self, ticket: Ticket) -> Lane:
-        lanes = self._open_lanes()
+    def _enqueue(self, ticket: Ticket, lanes: Sequence[Lane]) -> Lane:
         loads = [lane.load for lane in self._with_room(lanes) or lanes]
         lane = self._lanes[self._policy.choose(loads, len(ticket.request.input_ids))]
         lane.put(ticket)
@@ -231,7 +235,8 @@ class ReplicaDispatcher:
         launches: list[_Launch] = []
         while lane.queue and lane.in_flight < self._options.max_concurrency_per_device:
             size = lane.queue.batch_size(self._batch_max)
-            may_grow = size == len(lane.queue) and size < self._batch_max
+            greedy = lane.queue.first.request.sampling.greedy
+            may_grow = greedy and size == len(lane.queue) and size < self._batch_max
             if may_grow and time.monotonic_ns() < self._deadline_ns(lane):
                 break
             launches.append((lane, lane.take(size)))
@@ -252,7 +257,7 @@ class ReplicaDispatcher:
         others = []
         for ticket in list(lane.queue):
             lane.withdraw(ticket)
-            others.append(self._enqueue(ticket))
+            others.append(self._enqueue(ticket, lanes))
         return [launch for other in {each.replica.index: each for each in others}.values()
                 for launch in self._take_launches(other)]  # fmt: skip
 
@@ -272,7 +277,7 @@ class ReplicaDispatcher:
         try:
             lane.replica.restart()
             failure = None
-        except SkoteError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, what waits for the replica must not wait for ever
             failure = str(error)
         with self._changed:
             lane.reviving = False
@@ -282,7 +287,7 @@ class ReplicaDispatcher:
                 self._note(lane, "restarted", f"Replica {lane.replica.index} was ready again after {took:.1f} s.")
             else:
                 self._note(lane, "given up", failure)
-            launches = self._take_launches(lane)
+            launches = [launch for each in self._lanes.values() for launch in self._take_launches(each)]
             self._changed.notify()
         self._launch(launches)
 

@@ -18,8 +18,11 @@ from typing import Any, Literal, cast
 from skote import types
 from skote.runtime.worker import CANCEL, READY, Part
 from skote.runtime.worker_process import WorkerProcess
-from skote.types import Chunk, Completion, EngineSpec, ReplicaError, Request, SkoteError
+from skote.types import Chunk, Completion, EngineSpec, ReplicaError, Request, SkoteError, UsageError
 
+MOST_HANG_S = 1e6
+"""A system's poll takes no more than some two million seconds."""
+RESTART_S = 1800.0
 _TERM_S = 1.0  # from SIGTERM to SIGKILL
 
 
@@ -102,6 +105,7 @@ class Replica:
     launch that brings neither a token nor an answer for `hang_s` seconds ends the process; None waits for ever.
 
     Raises:
+        UsageError: `hang_s` is not above 0, or beyond `MOST_HANG_S`.
         ReplicaError: the process cannot be started.
         RecordError: `log` cannot be written.
     """
@@ -117,6 +121,8 @@ class Replica:
         hide_ids: bool = False,
         hang_s: float | None = None,
     ) -> None:
+        if hang_s is not None and not 0 < hang_s <= MOST_HANG_S:
+            raise UsageError(f"hang_s must lie above 0 and be at most {MOST_HANG_S:g} seconds, got {hang_s:g}.")
         self.index = index
         self.device = device
         self._name = f"Replica {index} ({device})"
@@ -125,6 +131,7 @@ class Replica:
         self._counted = map(str, itertools.count()) if hide_ids else None
         self._first = pickle.dumps((spec, setup))
         self._lock = threading.Lock()
+        self._sending = threading.Lock()  # held while a full pipe may block; the reader, who kills, takes it last
         self._closing = False
         self._next_id = READY + 1
         self._open()
@@ -168,7 +175,7 @@ class Replica:
         return threading.current_thread() is self._reader
 
     def wait_ready(self, timeout: float | None = None) -> None:
-        """Block until the engine is built, at most `timeout` seconds; a failure leaves the replica closed.
+        """Block until the engine is built, at most `timeout` seconds; a failure ends the process.
 
         Raises:
             SkoteError: what the engine's constructor raised, of the same class and with the same sentence.
@@ -177,13 +184,13 @@ class Replica:
         try:
             self._ready.future.result(timeout)
         except TimeoutError:
-            self.close(grace_s=0.0)
+            self._end(grace_s=0.0)
             raise ReplicaError(f"{self._name} was not ready after {timeout:g} s.") from None
         except SkoteError:
-            self.close()
+            self._end()
             raise
 
-    def restart(self, timeout: float | None = None) -> None:
+    def restart(self, timeout: float | None = RESTART_S) -> None:
         """Start the process of a replica that has ended again, and wait as `wait_ready` does.
 
         Raises:
@@ -198,7 +205,6 @@ class Replica:
             self.wait_ready(timeout)
         except SkoteError as error:  # it is as dead as before, for a better reason
             with self._lock:
-                self._closing = False
                 self._death = f"{self._name} could not be started again: {error}"
             raise
 
@@ -216,8 +222,9 @@ class Replica:
 
         Its completion has status "cancelled" and the tokens until then, or "ok" where it had them all.
         """
-        with self._lock:
-            call_id = next((each for each, call in self._calls.items() if call.future is launch), None)
+        with self._sending:
+            with self._lock:
+                call_id = next((each for each, call in self._calls.items() if call.future is launch), None)
             if call_id is not None:
                 with contextlib.suppress(OSError):  # the reader meets the same end, and answers every call
                     self._process.connection.send_bytes(CANCEL + f"{call_id} {row}".encode())
@@ -236,10 +243,17 @@ class Replica:
         """Ask the process to stop, terminate it after `grace_s` seconds, then kill it; returns when it is gone."""
         with self._lock:
             self._closing = True
+        self._end(grace_s)
+
+    def _end(self, grace_s: float = 5.0) -> None:
+        with self._lock:
             process, reader = self._process, self._reader
-            if self._death is None:
+        if self._sending.acquire(blocking=False):  # else a full pipe holds it, and no message would be read
+            try:
                 with contextlib.suppress(OSError):
                     process.connection.send(None)
+            finally:
+                self._sending.release()
         reader.join(grace_s)
         process.signal(signal.SIGTERM)
         reader.join(_TERM_S)
@@ -250,15 +264,17 @@ class Replica:
         return request if self._counted is None else dataclasses.replace(request, request_id=next(self._counted))
 
     def _send(self, call: _Call, method: str, args: tuple[object, ...]) -> None:
-        with self._lock:
-            if self._death is None:
-                message = pickle.dumps((self._next_id, method, args))
-                self._calls[self._next_id] = call
-                self._next_id += 1
+        with self._sending:
+            with self._lock:
+                death, call_id, connection = self._death, self._next_id, self._process.connection
+                if death is None:
+                    self._calls[call_id] = call
+                    self._next_id += 1
+            if death is None:
                 with contextlib.suppress(OSError):  # the reader meets the same end, and answers every call
-                    self._process.connection.send_bytes(message)
+                    connection.send_bytes(pickle.dumps((call_id, method, args)))
                 return
-        self._fail(call, self._death)
+        self._fail(call, death)
 
     def _read(self) -> None:
         try:
@@ -290,12 +306,13 @@ class Replica:
 
     def _bury(self) -> None:
         """End what is left of the process's group, note why it ended, and answer everything that still waits."""
-        with self._lock:  # nobody writes to the connection while it is closed
-            self._death = self._describe_end(self._process.reap())
+        self._process.signal(signal.SIGKILL)  # so that whoever still writes to it stops
+        with self._sending, self._lock:  # nobody writes to the connection while it is closed
+            death = self._death = self._describe_end(self._process.reap())
             calls = list(self._calls.values())
             self._calls.clear()
-        for call in calls:
-            self._fail(call, self._death)
+        for call in calls:  # the first one's callback may start the process again
+            self._fail(call, death)
 
     def _fail(self, call: _Call, sentence: str) -> None:
         call.fail(ReplicaError(sentence), "cancelled" if self._closing else "error")

@@ -215,9 +215,11 @@ def _generate(
         else:
             dropped.update(rows)
     except _CancelledError:
-        reasons = ["length"] * len(requests)  # of those that were not cancelled
+        reasons = ["length"] * len(requests)  # of those that have all their tokens
+        dropped.update(row for row in rows if len(output_ids[row]) < requests[row].max_new_tokens)
     except Exception as error:  # noqa: BLE001 - the launch fails with a sentence, the worker lives on
         _, sentence = _explain(error, f"{type(engine).__name__}.generate")
+    tick()
     return [
         Part(
             tuple(output_ids[row]),

@@ -53,15 +53,19 @@ class WorkerProcess:
         self._log_start = 0
         self._lock = threading.Lock()
         self._reaped = False
-        self.connection, theirs = Pipe()
-        with theirs, tempfile.TemporaryFile() as file:
-            file.truncate(PROGRESS_BYTES)
-            self._memory = mmap.mmap(file.fileno(), PROGRESS_BYTES)
-            try:
-                self._process = self._start(theirs.fileno(), file.fileno())
-            except BaseException:
-                self._close()
-                raise
+        try:
+            self.connection, theirs = Pipe()
+            with theirs, tempfile.TemporaryFile() as file:
+                file.write(bytes(PROGRESS_BYTES))  # written, not a hole: a full disk shows here
+                file.flush()
+                self._memory = mmap.mmap(file.fileno(), PROGRESS_BYTES)
+                try:
+                    self._process = self._start(theirs.fileno(), file.fileno())
+                except BaseException:
+                    self._close()
+                    raise
+        except OSError as error:
+            raise ReplicaError(f"{self._name} cannot be started: {error}.") from error
         with contextlib.suppress(OSError):  # it died already, and the reader of the connection meets its end
             self.connection.send(sys.path)
             self.connection.send_bytes(first)

@@ -446,3 +446,50 @@ def test_ten_thousand_waiting_requests_do_not_slow_admission() -> None:
         dispatcher.dispatch(request("r"))
     assert min(cost() for _ in range(3)) < 2 * empty
     dispatcher.close()
+
+
+def test_a_replica_that_ends_between_two_looks_loses_nothing() -> None:
+    """`death` changes under the dispatcher's hands, at each of its first looks in turn."""
+    for look in range(1, 12):
+
+        class Fickle(HandReplica):
+            looks = 0
+
+            @property
+            def death(self) -> str | None:
+                type(self).looks += 1
+                return "It died." if type(self).looks > look else None  # noqa: B023 (used within the round)
+
+            @death.setter
+            def death(self, value: str | None) -> None:
+                pass
+
+        replica = Fickle(0)
+        dispatcher = ReplicaDispatcher([replica])
+        futures = [dispatcher.dispatch(request(name)) for name in "abc"]
+        for number, (_, launch) in enumerate(list(replica.launches)):
+            if not launch.done():
+                replica.answer(number, error="It died.")
+        assert [future.result(WAIT_S).status for future in futures] == ["error"] * 3
+
+
+def test_a_sampled_request_waits_for_no_window() -> None:
+    replica = HandReplica(0)
+    with ReplicaDispatcher([replica], microbatch_window_ms=HOURS_MS) as dispatcher:
+        dispatcher.dispatch(request("hot", temperature=1.0))
+        assert replica.launched_ids == [["hot"]]
+
+
+def test_a_replica_that_is_back_takes_what_waits_for_another() -> None:
+    replicas = [HandReplica(0), HandReplica(1)]
+    dispatcher = ReplicaDispatcher(replicas, max_restarts=1)
+    futures = [dispatcher.dispatch(request(name)) for name in "abcd"]
+    for replica in replicas:
+        replica.launched.clear()
+        replica.die()
+    replicas[1].revival.set()
+    assert replicas[1].launched.wait(WAIT_S)
+    for launch in (1, 2):
+        replicas[1].answer(launch)
+    assert [future.result(WAIT_S).status for future in futures] == ["error", "error", "ok", "ok"]
+    replicas[0].revival.set()

@@ -14,7 +14,7 @@ import pytest
 from skote.engines.simulated import SimulatedEngine
 from skote.runtime.dispatch import ReplicaDispatcher
 from skote.runtime.replica import Replica
-from skote.types import Completion, EngineSpec, ReplicaError, Request
+from skote.types import Completion, EngineSpec, ReplicaError, Request, UsageError
 
 SIMULATED = "skote.engines.simulated.SimulatedEngine"
 WAIT_S = 60.0
@@ -178,3 +178,28 @@ def test_of_a_thousand_requests_none_is_lost_doubled_or_hung() -> None:
     assert all(result.error == "Replica 1 (cpu) was killed by SIGKILL." for result in failed)
     assert events[0] == (1, "ended")
     assert events[1:] in ([], [(1, "restarted")])  # the others may have been done before it was ready
+
+
+def test_all_rows_of_a_batch_that_are_cancelled_between_two_tokens_come_back_cancelled(slow_engine: str) -> None:
+    with Replica(EngineSpec(slow_engine), index=0, device="cpu") as replica:
+        replica.wait_ready(WAIT_S)
+        batch = replica.generate([Request(f"r{row}", (1,), 100_000) for row in range(4)])
+        for row in range(4):
+            replica.cancel(batch, row)
+        assert [each.status for each in batch.result(WAIT_S)] == ["cancelled"] * 4
+
+
+def test_a_process_that_reads_nothing_is_ended_all_the_same(slow_engine: str) -> None:
+    """Its pipe fills, and whoever writes to it blocks, until the watch ends it."""
+    with Replica(EngineSpec(slow_engine), index=0, device="cpu", hang_s=0.4) as replica:
+        replica.wait_ready(WAIT_S)
+        os.kill(replica.pid, signal.SIGSTOP)
+        launches = [replica.generate([Request("long", tuple(range(30_000)), 2)]) for _ in range(12)]
+        assert {each.result(WAIT_S)[0].status for each in launches} == {"error"}
+        assert "gave no token" in str(replica.death)
+
+
+@pytest.mark.parametrize("hang_s", [0.0, -1.0, 1e9, float("nan")])
+def test_a_watch_that_cannot_be_kept_is_refused(hang_s: float) -> None:
+    with pytest.raises(UsageError, match="hang_s must lie above 0"):
+        Replica(EngineSpec(SIMULATED), index=0, device="cpu", hang_s=hang_s)
