@@ -40,7 +40,9 @@ def test_a_tenfold_slowdown_of_ours_fails(tmp_path):
         stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
     )  # fmt: skip
 
-    assert (done.returncode, done.stderr) == (1, "")
+    # A machine whose noise hit one arm alone makes it 2: the limits failed all the same.
+    assert done.returncode in (1, 2), done.stdout
+    assert done.stderr == ""
     checks = json.loads((tmp_path / "run" / "metrics.json").read_text(encoding="utf-8"))["checks"]
     assert {check["name"]: check["outcome"] for check in checks} == {
         "parity": "passed",
