@@ -134,8 +134,8 @@ class Request:
     def __post_init__(self) -> None:
         if not self.input_ids:
             raise RequestError(f"Request {self.request_id!r} has an empty prompt: give it at least one token.")
-        if self.max_new_tokens < 1:
-            raise RequestError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}.")
+        if not isinstance(self.max_new_tokens, int) or self.max_new_tokens < 1:
+            raise RequestError(f"max_new_tokens must be a whole number of at least 1, got {self.max_new_tokens}.")
         if self.priority not in get_args(Priority):
             raise RequestError(f"priority must be one of {', '.join(get_args(Priority))}, got {self.priority!r}.")
 
