@@ -16,7 +16,7 @@ from typing import Literal
 from skote.runtime.lane import Lane, Launcher, ReplicaCounts
 from skote.runtime.policies import new_policy
 from skote.runtime.waiting import Ticket
-from skote.types import Completion, Request, UsageError
+from skote.types import Completion, Request, SkoteError, UsageError
 
 _Status = Literal["error", "cancelled"]
 _Launch = tuple[Lane, list[Ticket]]
@@ -277,7 +277,7 @@ class ReplicaDispatcher:
         try:
             lane.replica.restart()
             failure = None
-        except Exception as error:  # noqa: BLE001 - whatever it is, what waits for the replica must not wait for ever
+        except (SkoteError, OSError, RuntimeError) as error:  # of the system: no thread or descriptor is left
             failure = str(error)
         with self._changed:
             lane.reviving = False
