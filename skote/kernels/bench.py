@@ -100,7 +100,7 @@ def _projection(op: str, ours: Op, shape: tuple[int, int], batch: int, ceiling: 
 def _attention(shape: Shape, positions: int, ceiling: Ceiling, *, compiled: bool) -> None:
     """One new position over a cache of `positions`, beside SDPA over the same keys and values."""
     heads, kv_heads, head_dim = shape.heads, shape.kv_heads, shape.head_dim
-    cut = step_tiles(shape.hidden, shape.intermediate, shape.head_dim, torch.bfloat16.itemsize).attention
+    cut = step_tiles(shape.hidden, shape.intermediate, shape.head_dim, torch.bfloat16).attention
     size = 2 * 2 * kv_heads * positions * head_dim
     copies = _copies(size, lambda: torch.randn(2, kv_heads, positions, head_dim, device="cuda").bfloat16())
     q = torch.randn(1, heads, head_dim, device="cuda").bfloat16()

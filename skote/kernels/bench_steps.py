@@ -62,7 +62,7 @@ class _Room:
 
 def single_row_ops(shape: Shape, eps: float) -> list[Projection]:
     """The matrix-vector kernels, with programmatic dependent launch on."""
-    tiles = step_tiles(shape.hidden, shape.intermediate, shape.head_dim, torch.bfloat16.itemsize)
+    tiles = step_tiles(shape.hidden, shape.intermediate, shape.head_dim, torch.bfloat16)
     page = tiles.attention.page
     room = _Room(shape, 1, page, tiles.head.rows)
     x, norm = room.x[0], room.norm

@@ -2,7 +2,8 @@
 
     n = x / sqrt(mean(x^2) + eps) * norm;   h = silu(W_gate n) * (W_up n)
 
-A program takes the same rows of both matrices. The norm's scale is applied to the products, as in `qkv_gemv`.
+A program takes the same rows of both matrices, some rows after another, for which it reads and norms x once. The norm's
+scale is applied to the products, as in `qkv_gemv`.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -14,8 +15,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from skote.kernels.launch import Tile, check_matrix, check_tensors, check_tile, padded
+from skote.kernels.launch import Tile, check_matrix, check_tensors, check_turns
 from skote.kernels.rms_norm import rms_norm_reference
+from skote.kernels.row_dot_triton import norm_chunks, normed_chunks, row_chunks, row_dot, weight_chunks
 from skote.kernels.silu_mul import silu_mul
 
 
@@ -35,30 +37,30 @@ def gate_up_gemv_kernel(
     eps,
     HIDDEN: tl.constexpr,
     INTERMEDIATE: tl.constexpr,
-    BLOCK: tl.constexpr,  # a power of two, at least HIDDEN
-    ROWS: tl.constexpr,  # of each matrix
+    CHUNK: tl.constexpr,  # columns at once: a piece of 16 bytes for every thread
+    ROWS: tl.constexpr,  # of each matrix at once
+    TURNS: tl.constexpr,
+    MMA: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid: (INTERMEDIATE / ROWS,). Before the wait: weights. After it: x, and the write of h."""
+    """Grid: (INTERMEDIATE / (ROWS * TURNS),). Before the wait: weights. After it: x, and the write of h."""
     if PDL:
         gdc_launch_dependents()
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    columns = tl.arange(0, BLOCK)
-    inside = columns < HIDDEN
-    offsets = rows[:, None] * HIDDEN + columns[None, :]
-    gate = tl.load(weight_ptr + offsets, mask=inside[None, :], other=0.0, eviction_policy="evict_first")
-    up = tl.load(
-        weight_ptr + INTERMEDIATE * HIDDEN + offsets, mask=inside[None, :], other=0.0, eviction_policy="evict_first"
-    )
-    norm = tl.load(norm_ptr + columns, mask=inside, other=0.0)
+    rows = tl.program_id(0) * (ROWS * TURNS) + tl.arange(0, ROWS)
+    gate = weight_chunks(weight_ptr, rows, HIDDEN, CHUNK)
+    up = weight_chunks(weight_ptr + INTERMEDIATE * HIDDEN, rows, HIDDEN, CHUNK)
+    norm = norm_chunks(norm_ptr, HIDDEN, CHUNK)
     if PDL:
         gdc_wait()
-    x = tl.load(x_ptr + columns, mask=inside, other=0.0, eviction_policy="evict_last")
-    scale = tl.rsqrt(tl.sum(x * x, axis=0) / HIDDEN + eps)
-    normed = x * norm.to(tl.float32)
-    gated = tl.sum(gate.to(tl.float32) * normed[None, :], axis=1) * scale
-    h = gated / (1.0 + tl.exp(-gated)) * (tl.sum(up.to(tl.float32) * normed[None, :], axis=1) * scale)
-    tl.store(h_ptr + rows, h.to(h_ptr.dtype.element_ty))
+    normed, rest, scale = normed_chunks(row_chunks(x_ptr, HIDDEN, CHUNK), norm, eps, HIDDEN, MMA)
+    for turn in tl.static_range(TURNS):
+        gate_now, up_now = gate, up
+        if turn + 1 < TURNS:  # the next rows are on their way while these are multiplied
+            gate = weight_chunks(weight_ptr, rows + (turn + 1) * ROWS, HIDDEN, CHUNK)
+            up = weight_chunks(weight_ptr + INTERMEDIATE * HIDDEN, rows + (turn + 1) * ROWS, HIDDEN, CHUNK)
+        gated = row_dot(gate_now, normed, rest, MMA) * scale
+        h = gated / (1.0 + tl.exp(-gated)) * (row_dot(up_now, normed, rest, MMA) * scale)
+        tl.store(h_ptr + rows + turn * ROWS, h.to(h_ptr.dtype.element_ty))
 
 
 def gate_up_gemv(
@@ -80,13 +82,13 @@ def gate_up_gemv(
         tile: `rows` counts the rows of gate and up together.
 
     Raises:
-        TypeError, ValueError: what `check_tensors`, `check_matrix` and `check_tile` refuse.
+        TypeError, ValueError: what `check_tensors`, `check_matrix` and `check_turns` refuse.
     """
     check_tensors("gate_up_gemv", x=x, norm=norm, weight=weight, h=h)
     hidden, intermediate = x.shape[0], h.shape[0]
     check_matrix("gate_up_gemv", weight, 2 * intermediate, hidden)
-    check_tile("gate_up_gemv", tile, 2 * intermediate)
-    gate_up_gemv_kernel[(2 * intermediate // tile.rows,)](
+    check_turns("gate_up_gemv", tile, 2 * intermediate, weight, hidden)
+    gate_up_gemv_kernel[(2 * intermediate // (tile.rows * tile.turns),)](
         x,
         norm,
         weight,
@@ -94,8 +96,10 @@ def gate_up_gemv(
         eps,
         HIDDEN=hidden,
         INTERMEDIATE=intermediate,
-        BLOCK=padded(hidden),
+        CHUNK=tile.chunk(weight.dtype),
         ROWS=tile.rows // 2,
+        TURNS=tile.turns,
+        MMA=tile.mma,
         PDL=pdl,
         num_warps=tile.warps,
         launch_pdl=pdl,

@@ -25,14 +25,30 @@ MAX_ROWS = 16
 ROW_TILES = (MAX_ROWS, 32, 64, 128)
 """Rows that a multi-row kernel takes: those of a step, or the tokens of a short prompt."""
 
+PIECE = 16
+"""Bytes of a matrix's row that a thread reads at once."""
+
+MMA_COLUMNS = PIECE // torch.bfloat16.itemsize
+"""What a row's length is a multiple of where a lane's pieces go whole into the matrix instruction."""
+
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Tile(NamedTuple):
-    """How a matrix-vector kernel is cut: `rows` of the matrix a program (a power of two), and its warps."""
+    """How a matrix-vector kernel is cut: `rows` of the matrix at once (a power of two), and a program's warps.
+
+    Where the kernel knows it: so many `turns` a program takes, each of `rows` rows, and whether it multiplies by the
+    matrix instruction, which takes bf16.
+    """
 
     rows: int
     warps: int
+    turns: int = 1
+    mma: bool = False
+
+    def chunk(self, dtype: torch.dtype) -> int:
+        """Columns at once: a piece of 16 bytes of this `dtype` for every thread."""
+        return self.warps * 32 * PIECE // dtype.itemsize
 
 
 class GemmTile(NamedTuple):
@@ -121,6 +137,21 @@ def check_tile(op: str, tile: Tile | GemmTile, rows: int) -> None:
     """
     if rows % tile.rows:
         raise ValueError(f"{op}: {rows} rows are not a multiple of the tile's {tile.rows}.")
+
+
+def check_turns(op: str, tile: Tile, rows: int, weight: torch.Tensor, columns: int) -> None:
+    """Check that `tile` cuts `rows` rows of `columns` elements of the `weight`'s dtype.
+
+    Raises:
+        TypeError: it asks for the matrix instruction, and `weight` is not bf16.
+        ValueError: the rows are not a whole number of programs, or too odd for the matrix instruction.
+    """
+    if tile.mma and weight.dtype != torch.bfloat16:
+        raise TypeError(f"{op}: the weight is {weight.dtype}; a tile with mma takes bf16.")
+    if tile.mma and columns % MMA_COLUMNS:
+        raise ValueError(f"{op}: rows of {columns} elements; a tile with mma takes a multiple of {MMA_COLUMNS}.")
+    if rows % (tile.rows * tile.turns):
+        raise ValueError(f"{op}: {rows} rows are not a multiple of the tile's {tile.rows} x {tile.turns}.")
 
 
 def padded(columns: int) -> int:

@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from skote.kernels.launch import Tile, check_matrix, check_tensors, check_tile, padded
+from skote.kernels.launch import Tile, check_matrix, check_operand, check_tensors, check_turns
+from skote.kernels.row_dot_triton import row_chunks, row_dot, weight_chunks
 
 
 def residual_gemv_reference(x: torch.Tensor, h: torch.Tensor, weight: torch.Tensor) -> None:
@@ -23,46 +24,51 @@ def residual_gemv_kernel(
     h_ptr,
     weight_ptr,
     COLUMNS: tl.constexpr,
-    BLOCK: tl.constexpr,  # a power of two, at least COLUMNS
-    ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,  # columns at once: a piece of 16 bytes for every thread
+    ROWS: tl.constexpr,  # at once
+    TURNS: tl.constexpr,
+    MMA: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid: (rows / ROWS,). Before the wait: weights. After it: h, and x, which is read and written in place."""
+    """Grid: (rows / (ROWS * TURNS),).
+
+    Before the wait: weights. After it: h, and x, which is read and written in place.
+    """
     if PDL:
         gdc_launch_dependents()
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    columns = tl.arange(0, BLOCK)
-    inside = columns < COLUMNS
-    weight = tl.load(
-        weight_ptr + rows[:, None] * COLUMNS + columns[None, :],
-        mask=inside[None, :],
-        other=0.0,
-        eviction_policy="evict_first",
-    )
+    rows = tl.program_id(0) * (ROWS * TURNS) + tl.arange(0, ROWS)
+    weight = weight_chunks(weight_ptr, rows, COLUMNS, CHUNK)
     if PDL:
         gdc_wait()
-    h = tl.load(h_ptr + columns, mask=inside, other=0.0, eviction_policy="evict_last").to(tl.float32)
-    x = tl.load(x_ptr + rows, eviction_policy="evict_last")
-    tl.store(x_ptr + rows, x + tl.sum(weight.to(tl.float32) * h[None, :], axis=1))
+    h = row_chunks(h_ptr, COLUMNS, CHUNK)
+    for turn in tl.static_range(TURNS):
+        now = weight
+        if turn + 1 < TURNS:  # the next rows are on their way while these are multiplied
+            weight = weight_chunks(weight_ptr, rows + (turn + 1) * ROWS, COLUMNS, CHUNK)
+        x = tl.load(x_ptr + rows + turn * ROWS, eviction_policy="evict_last")
+        tl.store(x_ptr + rows + turn * ROWS, x + row_dot(now, h, (), MMA))
 
 
 def residual_gemv(x: torch.Tensor, h: torch.Tensor, weight: torch.Tensor, *, tile: Tile, pdl: bool) -> None:
     """Launch the kernel: `x` [rows], fp32, in place; `h` [columns]; `weight` [rows, columns].
 
     Raises:
-        TypeError, ValueError: what `check_tensors`, `check_matrix` and `check_tile` refuse.
+        TypeError, ValueError: what `check_tensors`, `check_matrix`, `check_turns` and `check_operand` refuse.
     """
     check_tensors("residual_gemv", x=x, h=h, weight=weight)
     rows, columns = x.shape[0], h.numel()
     check_matrix("residual_gemv", weight, rows, columns)
-    check_tile("residual_gemv", tile, rows)
-    residual_gemv_kernel[(rows // tile.rows,)](
+    check_turns("residual_gemv", tile, rows, weight, columns)
+    check_operand("residual_gemv", weight, h=h)
+    residual_gemv_kernel[(rows // (tile.rows * tile.turns),)](
         x,
         h,
         weight,
         COLUMNS=columns,
-        BLOCK=padded(columns),
+        CHUNK=tile.chunk(weight.dtype),
         ROWS=tile.rows,
+        TURNS=tile.turns,
+        MMA=tile.mma,
         PDL=pdl,
         num_warps=tile.warps,
         launch_pdl=pdl,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from typing import NamedTuple, TypeVar
 
+import torch
+
 from skote.kernels.flash_decode_triton import Attention
-from skote.kernels.launch import MAX_ROWS, GemmTile, Tile
+from skote.kernels.launch import MAX_ROWS, MMA_COLUMNS, GemmTile, Tile
 
 
 class StepTiles(NamedTuple):
@@ -36,6 +38,7 @@ _Tiles = TypeVar("_Tiles", StepTiles, BatchTiles)
 _LARGE = StepTiles(
     qkv=Tile(4, 8), o=Tile(4, 4), gate_up=Tile(4, 4), down=Tile(2, 16), head=Tile(4, 4), attention=Attention()
 )
+_LARGE_BF16 = _LARGE._replace(gate_up=Tile(4, 4, 2, mma=True), down=Tile(2, 8, 2, mma=True))
 _MEDIUM = StepTiles(
     qkv=Tile(2, 2),
     o=Tile(2, 1),
@@ -44,6 +47,7 @@ _MEDIUM = StepTiles(
     head=Tile(8, 4),
     attention=Attention(page=512, tile=512, tile_warps=8),
 )
+_MEDIUM_BF16 = _MEDIUM._replace(o=Tile(2, 2, mma=True), down=Tile(2, 8, 2, mma=True))
 _SMALL = StepTiles(
     qkv=Tile(2, 1),
     o=Tile(2, 1),
@@ -62,6 +66,8 @@ _LONG_ROW = 512
 # One kernel and one tree of sums for every length: neither what else is in the batch nor how many positions the step
 # covers may show in a row's bits.
 _BATCH_ATTENTION = Attention(page=128, tiled=0, grouped=0, fold=32)
+# Of one width all row counts split the columns alike: a row's bits then are those of every other count (measured), so
+# that a request's tokens do not depend on how many others share its step.
 _MANY_ROWS = 64  # from here on a block of rows has as many bytes as one of weights
 _LARGE_BATCH = BatchTiles(
     qkv=GemmTile(64, 128, 6, 4),
@@ -72,10 +78,10 @@ _LARGE_BATCH = BatchTiles(
     attention=_BATCH_ATTENTION,
 )
 _LARGE_MANY = BatchTiles(
-    qkv=GemmTile(64, 128, 4, 8),
-    o=GemmTile(64, 128, 4, 4, splits=2),
+    qkv=GemmTile(64, 128, 4, 4),
+    o=GemmTile(128, 64, 4, 4, splits=4),
     gate_up=GemmTile(128, 64, 3, 4),
-    down=GemmTile(64, 128, 4, 4, splits=2),
+    down=GemmTile(64, 64, 5, 4, splits=4),
     head=GemmTile(64, 64, 4, 4),
     attention=_BATCH_ATTENTION,
 )
@@ -87,25 +93,12 @@ _MEDIUM_BATCH = BatchTiles(
     head=GemmTile(64, 64, 5, 4),
     attention=_BATCH_ATTENTION,
 )
-_MEDIUM_MANY = BatchTiles(
-    qkv=GemmTile(64, 128, 4, 4),
-    o=GemmTile(64, 128, 4, 4, splits=4),
-    gate_up=GemmTile(128, 64, 5, 4),
-    down=GemmTile(64, 128, 4, 4, splits=4),
-    head=GemmTile(64, 64, 4, 4),
-    attention=_BATCH_ATTENTION,
+_MEDIUM_MANY = _MEDIUM_BATCH._replace(
+    qkv=GemmTile(64, 128, 4, 4), gate_up=GemmTile(128, 64, 5, 4), head=GemmTile(64, 64, 4, 4)
 )
 _SMALL_BATCH = BatchTiles(
-    qkv=GemmTile(16, 64, 6, 4),
-    o=GemmTile(16, 64, 5, 4, splits=2),
-    gate_up=GemmTile(64, 64, 5, 4),
-    down=GemmTile(64, 64, 6, 4, splits=4),
-    head=GemmTile(128, 64, 4, 4),
-    attention=_BATCH_ATTENTION,
-)
-_SMALL_MANY = BatchTiles(
     qkv=GemmTile(64, 64, 5, 4),
-    o=GemmTile(64, 64, 5, 4),
+    o=GemmTile(64, 64, 5, 4, splits=2),
     gate_up=GemmTile(64, 64, 5, 4),
     down=GemmTile(64, 64, 5, 4, splits=4),
     head=GemmTile(64, 64, 4, 4),
@@ -113,15 +106,17 @@ _SMALL_MANY = BatchTiles(
 )
 
 
-def step_tiles(hidden: int, intermediate: int, head_dim: int, itemsize: int) -> StepTiles:
+def step_tiles(hidden: int, intermediate: int, head_dim: int, dtype: torch.dtype) -> StepTiles:
     """The tiles for a decoder of this width, their rows cut to divide its matrices evenly.
 
     Measured in bf16 at 4096 (Llama-3.1-8B), 2048 (Llama-3.2-1B) and 576 (SmolLM2-135M); widths in between take the
-    nearest, and heads whose rows of `head_dim` elements of `itemsize` bytes are longer than the measured ones take the
+    nearest, and heads whose rows of `head_dim` elements of `dtype` are longer than the measured ones take the
     attention that keeps them in registers.
     """
-    tiles = _by_width(hidden, _LARGE, _MEDIUM, _SMALL)
-    row = head_dim * itemsize
+    mma = dtype == torch.bfloat16 and hidden % MMA_COLUMNS == intermediate % MMA_COLUMNS == 0
+    large, medium = (_LARGE_BF16, _MEDIUM_BF16) if mma else (_LARGE, _MEDIUM)
+    tiles = _by_width(hidden, large, medium, _SMALL)
+    row = head_dim * dtype.itemsize
     if row > _MEASURED_ROW:
         tiles = tiles._replace(attention=_for_row(_LARGE.attention, row))
     return tiles._replace(
@@ -139,7 +134,7 @@ def batch_tiles(hidden: int, intermediate: int, head_dim: int, itemsize: int, ro
     if rows < _MANY_ROWS:
         tiles = _by_width(width, _LARGE_BATCH, _MEDIUM_BATCH, _SMALL_BATCH)
     else:
-        tiles = _by_width(width, _LARGE_MANY, _MEDIUM_MANY, _SMALL_MANY)
+        tiles = _by_width(width, _LARGE_MANY, _MEDIUM_MANY, _SMALL_BATCH)
     return tiles._replace(
         qkv=tiles.qkv._replace(rows=min(tiles.qkv.rows, head_dim)),
         attention=_for_row(tiles.attention, head_dim * itemsize),
@@ -151,7 +146,8 @@ def _by_width(width: int, large: _Tiles, medium: _Tiles, small: _Tiles) -> _Tile
 
 
 def _dividing(tile: Tile, rows: int) -> Tile:
-    return tile._replace(rows=math.gcd(tile.rows, rows))
+    taken = math.gcd(tile.rows, rows)
+    return tile._replace(rows=taken, turns=math.gcd(tile.turns, rows // taken))
 
 
 def _for_row(attention: Attention, row: int) -> Attention:

@@ -108,7 +108,7 @@ class SingleRow:
         pdl: bool = True,
     ) -> None:
         self._eps, self._pdl = spec.norm_eps, pdl
-        tiles = tiles or step_tiles(spec.hidden, spec.intermediate, spec.head_dim, weights.norm.itemsize)
+        tiles = tiles or step_tiles(spec.hidden, spec.intermediate, spec.head_dim, weights.norm.dtype)
         self.attention = attention or tiles.attention
         self._tiles = tiles._replace(attention=self.attention)
         dtype, device = weights.norm.dtype, weights.norm.device

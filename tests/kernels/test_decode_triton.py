@@ -165,21 +165,25 @@ def test_streamed_attention_gives_a_row_the_same_bits_in_every_batch_and_for_eve
         assert torch.equal(tight, alone)
 
 
+@pytest.mark.parametrize("turns", [1, 3])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_residual_adds_the_projection_in_place(dtype):
+def test_residual_adds_the_projection_in_place(dtype, turns):
     x, h, weight = draw(12), draw(24, dtype=dtype), draw(12, 24, dtype=dtype)
     expected = x.clone()
     residual_gemv_reference(expected, h, weight)
-    residual_gemv_kernel[(6,)](x, h, weight, COLUMNS=24, BLOCK=32, ROWS=2, PDL=False)
+    cut = {"CHUNK": 16, "ROWS": 2, "TURNS": turns, "MMA": False, "PDL": False}
+    residual_gemv_kernel[(6 // turns,)](x, h, weight, COLUMNS=24, **cut)
     assert_near(x, expected, torch.float32)
 
 
+@pytest.mark.parametrize("turns", [1, 3])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_gate_up_takes_the_same_rows_of_both_matrices(dtype):
-    x, norm, weight = draw(24), draw(24, dtype=dtype), draw(20, 24, dtype=dtype)
-    h, expected = (torch.full((10,), torch.nan, dtype=dtype, device=DEVICE) for _ in range(2))
+def test_gate_up_takes_the_same_rows_of_both_matrices(dtype, turns):
+    x, norm, weight = draw(24), draw(24, dtype=dtype), draw(24, 24, dtype=dtype)
+    h, expected = (torch.full((12,), torch.nan, dtype=dtype, device=DEVICE) for _ in range(2))
     gate_up_gemv_reference(x, norm, weight, expected, eps=EPS)
-    gate_up_gemv_kernel[(5,)](x, norm, weight, h, EPS, HIDDEN=24, INTERMEDIATE=10, BLOCK=32, ROWS=2, PDL=False)
+    cut = {"CHUNK": 16, "ROWS": 2, "TURNS": turns, "MMA": False, "PDL": False}
+    gate_up_gemv_kernel[(6 // turns,)](x, norm, weight, h, EPS, HIDDEN=24, INTERMEDIATE=12, **cut)
     assert_near(h, expected, dtype)
 
 

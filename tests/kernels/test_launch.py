@@ -17,6 +17,7 @@ from skote.kernels.launch import (
     check_rows,
     check_tensors,
     check_tile,
+    check_turns,
     check_unsplit,
     padded,
 )
@@ -66,6 +67,23 @@ def test_rows_must_fill_their_tiles() -> None:
         check_tile("op", Tile(4, 8), 10)
 
 
+def test_rows_must_fill_every_turn_and_the_matrix_instruction_takes_bf16() -> None:
+    half, whole = torch.zeros(1).bfloat16(), torch.zeros(1)
+    check_turns("op", Tile(4, 8, 2, mma=True), 24, half, 8)
+    check_turns("op", Tile(4, 8, 2), 24, whole, 7)
+    with pytest.raises(ValueError, match="12 rows are not a multiple of the tile's 4 x 2"):
+        check_turns("op", Tile(4, 8, 2), 12, whole, 8)
+    with pytest.raises(TypeError, match=r"op: the weight is torch.float32; a tile with mma takes bf16"):
+        check_turns("op", Tile(4, 8, mma=True), 12, whole, 8)
+    with pytest.raises(ValueError, match="op: rows of 12 elements; a tile with mma takes a multiple of 8"):
+        check_turns("op", Tile(4, 8, mma=True), 12, half, 12)
+
+
+def test_a_chunk_is_a_piece_of_16_bytes_for_every_thread() -> None:
+    assert Tile(2, 4).chunk(torch.bfloat16) == 1024
+    assert Tile(2, 4).chunk(torch.float32) == 512
+
+
 def test_the_multi_row_kernels_take_a_few_numbers_of_rows() -> None:
     check_rows("op", 16, x=torch.zeros(16, 2), positions=torch.zeros(16))
     check_rows("op", 128, x=torch.zeros(128, 2))
@@ -89,15 +107,19 @@ def test_only_one_kernel_splits_the_columns() -> None:
         check_unsplit("op", GemmTile(16, 64, 2, 1, splits=2))
 
 
-@pytest.mark.parametrize(("head_dim", "itemsize"), [(64, 2), (64, 4), (128, 2), (128, 4), (256, 2), (256, 4)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize(
-    ("hidden", "intermediate"), [(4096, 14336), (2048, 8192), (576, 1536), (36, 50), (5120, 13824)]
+    ("hidden", "intermediate"), [(4096, 14336), (2048, 8192), (576, 1536), (36, 50), (5120, 13824), (4100, 11009)]
 )
-def test_tiles_divide_the_matrices(hidden: int, intermediate: int, head_dim: int, itemsize: int) -> None:
-    tiles = step_tiles(hidden, intermediate, head_dim, itemsize)
-    assert hidden % tiles.o.rows == hidden % tiles.down.rows == 2 * intermediate % tiles.gate_up.rows == 0
+def test_tiles_divide_the_matrices(hidden: int, intermediate: int, head_dim: int, dtype: torch.dtype) -> None:
+    tiles = step_tiles(hidden, intermediate, head_dim, dtype)
+    weight = torch.zeros(1, dtype=dtype)
+    check_turns("op", tiles.o, hidden, weight, hidden)
+    check_turns("op", tiles.gate_up, 2 * intermediate, weight, hidden)
+    check_turns("op", tiles.down, hidden, weight, intermediate)
     assert tiles.gate_up.rows % 2 == tiles.qkv.rows % 2 == 0
-    for cut in (tiles.attention, batch_tiles(hidden, intermediate, head_dim, itemsize).attention):
+    for cut in (tiles.attention, batch_tiles(hidden, intermediate, head_dim, dtype.itemsize).attention):
         assert cut.page % cut.tile == cut.page % cut.group == cut.page % cut.block == 0
 
 
@@ -110,16 +132,27 @@ def test_tiles_divide_the_matrices(hidden: int, intermediate: int, head_dim: int
     ],
 )
 def test_attention_is_cut_as_measured_where_it_was_measured(hidden: int, head_dim: int, measured: Attention) -> None:
-    assert step_tiles(hidden, 4 * hidden, head_dim, 2).attention == measured
+    assert step_tiles(hidden, 4 * hidden, head_dim, torch.bfloat16).attention == measured
 
 
 @pytest.mark.parametrize("hidden", [576, 2048, 3072, 4096])
 @pytest.mark.parametrize("head_dim", [16, 64, 128, 256])
-@pytest.mark.parametrize("itemsize", [2, 4])
-def test_a_thread_holds_no_more_of_a_split_than_its_registers_do(hidden: int, head_dim: int, itemsize: int) -> None:
-    cut = step_tiles(hidden, 4 * hidden, head_dim, itemsize).attention
-    keys_and_values = 2 * cut.tile * head_dim * itemsize
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_thread_holds_no_more_of_a_split_than_its_registers_do(
+    hidden: int, head_dim: int, dtype: torch.dtype
+) -> None:
+    cut = step_tiles(hidden, 4 * hidden, head_dim, dtype).attention
+    keys_and_values = 2 * cut.tile * head_dim * dtype.itemsize
     assert keys_and_values // (32 * cut.tile_warps) <= 512  # half of its 255 registers of 4 bytes
+
+
+@pytest.mark.parametrize("hidden", [4096, 2048, 576])
+def test_every_number_of_rows_splits_the_columns_alike(hidden: int) -> None:
+    splits = {
+        tuple(tile.splits for tile in batch_tiles(hidden, 4 * hidden, 64, 2, rows) if isinstance(tile, GemmTile))
+        for rows in ROW_TILES
+    }
+    assert len(splits) == 1
 
 
 @pytest.mark.parametrize("rows", ROW_TILES)

@@ -83,18 +83,18 @@ class Shape(NamedTuple):
     dtype: str
 
     @property
-    def itemsize(self) -> int:
-        """Bytes of an element."""
-        return {"bf16": 2, "fp32": 4}[self.dtype]
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype of an element."""
+        return {"bf16": torch.bfloat16, "fp32": torch.float32}[self.dtype]
 
 
 def gemms(shape: Shape, rows: int) -> list[Build]:
     """The multi-row kernels as a model of this shape runs them for `rows` rows."""
     hidden, intermediate, head_dim, dtype = shape
-    tiles = batch_tiles(hidden, intermediate, head_dim, shape.itemsize, rows)
+    tiles = batch_tiles(hidden, intermediate, head_dim, shape.torch_dtype.itemsize, rows)
 
     def build(module: ModuleType, name: str, tile: GemmTile, **more: int) -> Build:
-        block = tile.columns({"bf16": torch.bfloat16, "fp32": torch.float32}[dtype])
+        block = tile.columns(shape.torch_dtype)
         return Build(module, name, tile.warps, {"ROWS": rows, "BLOCK": block, "STAGES": tile.stages, **more}, dtype)
 
     heads = {"HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": head_dim, "PAGE": tiles.attention.page}
@@ -113,21 +113,25 @@ def gemms(shape: Shape, rows: int) -> list[Build]:
 def gemvs(shape: Shape) -> list[Build]:
     """The matrix-vector kernels of the single-row set."""
     hidden, intermediate, head_dim, dtype = shape
-    tiles = step_tiles(hidden, intermediate, head_dim, shape.itemsize)
+    tiles = step_tiles(hidden, intermediate, head_dim, shape.torch_dtype)
 
-    def build(module: ModuleType, name: str, tile: Tile, columns: int, **more: int) -> Build:
-        return Build(module, name, tile.warps, {"BLOCK": padded(columns), **more}, dtype)
+    def build(module: ModuleType, name: str, tile: Tile, **more: int) -> Build:
+        return Build(module, name, tile.warps, more, dtype)
 
+    def turned(tile: Tile) -> dict[str, int]:
+        return {"CHUNK": tile.chunk(shape.torch_dtype), "TURNS": tile.turns, "MMA": tile.mma}
+
+    block = padded(hidden)
     heads = {"HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": head_dim, "PAGE": tiles.attention.page}
     halves = {"HIDDEN": hidden, "INTERMEDIATE": intermediate, "ROWS": tiles.gate_up.rows // 2}
     return [
-        build(qkv_gemv_triton, "qkv_gemv", tiles.qkv, hidden, HIDDEN=hidden, **heads, PAIRS=tiles.qkv.rows // 2),
+        build(qkv_gemv_triton, "qkv_gemv", tiles.qkv, BLOCK=block, HIDDEN=hidden, **heads, PAIRS=tiles.qkv.rows // 2),
         *(
-            build(residual_gemv_triton, "residual_gemv", tile, columns, COLUMNS=columns, ROWS=tile.rows)
+            build(residual_gemv_triton, "residual_gemv", tile, COLUMNS=columns, ROWS=tile.rows, **turned(tile))
             for tile, columns in ((tiles.down, intermediate), (tiles.o, hidden))
         ),
-        build(gate_up_gemv_triton, "gate_up_gemv", tiles.gate_up, hidden, **halves),
-        build(head_gemv_triton, "head_gemv", tiles.head, hidden, HIDDEN=hidden, ROWS=tiles.head.rows),
+        build(gate_up_gemv_triton, "gate_up_gemv", tiles.gate_up, **halves, **turned(tiles.gate_up)),
+        build(head_gemv_triton, "head_gemv", tiles.head, BLOCK=block, HIDDEN=hidden, ROWS=tiles.head.rows),
     ]
 
 
@@ -182,8 +186,8 @@ BUILDS = {
     for builds in (
         KERNELS.values(),
         *map(gemvs, SHAPES),
-        *(attentions(shape, step_tiles(*shape[:3], shape.itemsize).attention) for shape in SHAPES),
-        *(attentions(shape, batch_tiles(*shape[:3], shape.itemsize).attention) for shape in SHAPES),
+        *(attentions(shape, step_tiles(*shape[:3], shape.torch_dtype).attention) for shape in SHAPES),
+        *(attentions(shape, batch_tiles(*shape[:3], shape.torch_dtype.itemsize).attention) for shape in SHAPES),
         # The most rows that either of a width's tiles takes: the more rows, the more registers. In fp32 a step's 16,
         # since its prefill does not take these kernels.
         *(
@@ -229,8 +233,11 @@ def waits(build: Build) -> int:
     return inspect.getsource(getattr(build.module, f"{build.name}_kernel").fn).count(WAIT)
 
 
-def violations(opcodes: list[str], name: str, expected: int) -> list[str]:
-    """What the machine code breaks of the rules in `skote.kernels.launch`, where its source has `expected` waits."""
+def violations(opcodes: list[str], name: str, expected: int, turns: int = 1) -> list[str]:
+    """What the machine code breaks of the rules in `skote.kernels.launch`, where its source has `expected` waits.
+
+    Of a kernel that takes several `turns` the weights of the first are read before the wait, those of the others after.
+    """
     if "ACQBULK" not in opcodes:
         return ["there is no wait"]
     found = []
@@ -250,7 +257,8 @@ def violations(opcodes: list[str], name: str, expected: int) -> list[str]:
     elif not any(code.startswith("LDG.") and ".EL" in code for code in after):
         found.append("no dependent read comes after the wait")
     if name in PROJECTIONS:
-        if any(".EF" in code for code in after):
+        early, late_reads = (sum(".EF" in code for code in part) for part in (before, after))
+        if late_reads != early * (turns - 1):
             found.append("a weight is read after the wait")
         if sum(".EF" in code and code.endswith(".128") for code in before) < 4:
             found.append("the weights are not read in wide loads before the wait")
@@ -267,7 +275,8 @@ def test_every_kernel_with_dependent_launch_is_compiled() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KERNELS)
 def test_loads_and_stores_are_on_their_side_of_the_wait(name: str, tmp_path: Path) -> None:
-    assert violations(machine_code(KERNELS[name], tmp_path), name, waits(KERNELS[name])) == []
+    build = KERNELS[name]
+    assert violations(machine_code(build, tmp_path), name, waits(build), build.constants.get("TURNS", 1)) == []
 
 
 @pytest.mark.slow
@@ -302,7 +311,7 @@ def test_a_kernel_without_one_of_its_waits_is_found_out(name: str, index: int, t
     hasty = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hasty)
     expected = waits(build)
-    found = violations(machine_code(build, tmp_path, hasty), name, expected)
+    found = violations(machine_code(build, tmp_path, hasty), name, expected, build.constants.get("TURNS", 1))
     assert found[0] == ("there is no wait" if expected == 1 else f"of {expected} waits there are {expected - 1}")
 
 
@@ -312,6 +321,8 @@ def test_the_rules_see_each_way_of_breaking_them() -> None:
     assert violations(["STG.E", *good], "qkv_gemv", 1) == ["a write comes before the wait"]
     assert violations(["LDG.E.EL.128", *good], "qkv_gemv", 1) == ["a dependent read comes before the wait"]
     assert violations([*good[:-1], "LDG.E.EF.128", "EXIT"], "qkv_gemv", 1) == ["a weight is read after the wait"]
+    assert violations([*good[:-1], *["LDG.E.EF.128"] * 4, "EXIT"], "gate_up_gemv", 1, turns=2) == []
+    assert violations(good, "gate_up_gemv", 1, turns=2) == ["a weight is read after the wait"]
     assert violations(["LDGSTS.E.BYPASS.128", *good], "qkv_gemv", 1) == [
         "a read of a pipelined loop comes before the wait"
     ]
