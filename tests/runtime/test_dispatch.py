@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -71,6 +72,27 @@ class HandReplica:
             request.request_id, len(request.input_ids), (), (), 0, None, 0,
             "ok" if error is None else "error", error=error, replica=self.index, device=self.device,
         )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Close what the test opened, let its replicas answer, and check that every thread has ended."""
+    opened: list[tuple[ReplicaDispatcher, Sequence[Any]]] = []
+    init = ReplicaDispatcher.__init__
+
+    def note(self: ReplicaDispatcher, replicas: Sequence[Any], *arguments: Any, **options: Any) -> None:
+        init(self, replicas, *arguments, **options)
+        opened.append((self, replicas))
+
+    monkeypatch.setattr(ReplicaDispatcher, "__init__", note)
+    yield
+    for dispatcher, replicas in opened:
+        dispatcher.close()
+        for replica in replicas:
+            replica.revival.set()
+            replica.die()
+        dispatcher.close()
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("dispatch-")]
 
 
 def request(name: str, prompt_tokens: int = 1, *, temperature: float = 0.0) -> Request:

@@ -360,7 +360,7 @@ def test_a_failed_prompt_keeps_its_json_line(command: Callable[..., int], capsys
         ("a", ["no-such-file.txt"], "no-such-file.txt cannot be read"),
         ("a", ["--max-new-tokens", "0"], "'0' is not a whole number of at least 1"),
         ("a", ["--speed", "9"], "unrecognized arguments: --speed 9"),
-        ("a", ["--policy", "best"], "There is no routing policy 'best'"),
+        ("a", ["--policy", "best"], "argument --policy: invalid choice: 'best'"),
         ("a", ["--dtype", "int3"], "dtype 'int3'"),
         ("a", ["--chat", "--raw"], "not allowed with"),
         ("a", ["--top-k", "-1"], "top_k must be a whole number"),
