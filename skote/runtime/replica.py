@@ -257,26 +257,37 @@ class Replica:
         self._send(call, method, tuple(self._as_seen(each) if isinstance(each, Request) else each for each in args))
         return call.future
 
+    def stop(self) -> None:
+        """Ask the process to stop once it has answered what it was given; returns at once, `close` waits."""
+        with self._lock:
+            self._closing = True
+        self._ask_to_stop()
+
     def close(self, grace_s: float = 5.0) -> None:
-        """Ask the process to stop, terminate it after `grace_s` seconds, then kill it; returns when it is gone."""
+        """`stop` the process, terminate it after `grace_s` seconds, then kill it; returns when it is gone."""
         with self._lock:
             self._closing = True
         self._end(grace_s)
 
     def _end(self, grace_s: float = 5.0) -> None:
+        self._ask_to_stop()
         with self._lock:
             process, reader = self._process, self._reader
+        reader.join(grace_s)
+        process.signal(signal.SIGTERM)
+        reader.join(_TERM_S)
+        process.signal(signal.SIGKILL)
+        reader.join()
+
+    def _ask_to_stop(self) -> None:
+        with self._lock:
+            process = self._process
         if self._sending.acquire(blocking=False):  # else a full pipe holds it, and no message would be read
             try:
                 with contextlib.suppress(OSError):
                     process.connection.send(None)
             finally:
                 self._sending.release()
-        reader.join(grace_s)
-        process.signal(signal.SIGTERM)
-        reader.join(_TERM_S)
-        process.signal(signal.SIGKILL)
-        reader.join()
 
     def _as_seen(self, request: Request) -> Request:
         return request if self._counted is None else dataclasses.replace(request, request_id=next(self._counted))

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import operator
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
@@ -277,8 +278,11 @@ class Router:
         """
         self._refuse_in_callback()
         self._dispatcher.close()
+        deadline = time.monotonic() + grace_s
+        for replica in self._replicas:  # all at once: the last one has no more time than the first
+            replica.stop()
         for replica in self._replicas:
-            replica.close(grace_s)
+            replica.close(max(0.0, deadline - time.monotonic()))
         self._dispatcher.close()  # now that nothing runs, it waits for the last callbacks
 
     def _dispatch(

@@ -638,14 +638,16 @@ def test_a_restart_that_is_broken_off_fails_what_waited_for_it(monkeypatch: pyte
 
 
 def test_cancelling_does_not_slow_with_what_waits() -> None:
-    """CPU time of this thread for 500 cancels from the middle of the queue, among 1,000 and among 20,000 requests."""
+    """CPU time of this thread for 200 cancels from the middle of the queue, the best of three, by what waits."""
 
     def cost(waiting: int) -> float:
         dispatcher = ReplicaDispatcher([HandReplica(0)])
         futures = [dispatcher.dispatch(request("r")) for _ in range(waiting)]
-        dropped = futures[waiting // 2 : waiting // 2 + 500]
-        started = time.thread_time()
-        assert all(dispatcher.cancel(each) for each in dropped)
-        return time.thread_time() - started
+        costs = []
+        for first in range(waiting // 2 - 300, waiting // 2 + 300, 200):
+            started = time.thread_time()
+            assert all(map(dispatcher.cancel, futures[first : first + 200]))
+            costs.append(time.thread_time() - started)
+        return min(costs)
 
     assert cost(20_000) < 5 * cost(1_000)

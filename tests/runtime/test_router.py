@@ -325,6 +325,18 @@ def test_each_replica_has_a_log(open_router: Open, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["replica-0.log", "replica-1.log"]
 
 
+def test_the_grace_of_a_close_is_that_of_all_replicas_together(open_router: Open) -> None:
+    """Each has a request that outlasts it; one after the other they would take three times as long."""
+    router = open_router(["cpu"] * 3, engine=spec(prefill_ms=600_000.0))
+    futures = [router.submit_ids((1,), max_new_tokens=1) for _ in range(3)]
+    started = time.monotonic()
+
+    router.close(grace_s=1.0)
+
+    assert 1.0 <= time.monotonic() - started < 2.5
+    assert {future.result(WAIT_S).status for future in futures} == {"cancelled"}
+
+
 def test_a_closed_router_takes_no_prompts(open_router: Open) -> None:
     with open_router(["cpu"]) as router:
         pass
