@@ -87,6 +87,16 @@ class InvalidRunError(SkoteError):
     exit_code = ExitCode.INVALID
 
 
+def is_whole(value: object) -> bool:
+    """Whether `value` is an int; a bool is none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    """Whether `value` is an int or a float; a bool is neither."""
+    return is_whole(value) or isinstance(value, float)
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How the next token is chosen. `temperature` 0 is greedy, and then nothing else has an effect.
@@ -101,12 +111,14 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0.0:
-            raise RequestError(f"temperature must be 0 (greedy) or more, got {self.temperature}.")
-        if self.top_k < 0 or self.top_k != int(self.top_k):
-            raise RequestError(f"top_k must be a whole number, 0 (no limit) or more, got {self.top_k}.")
-        if not 0.0 < self.top_p <= 1.0:
-            raise RequestError(f"top_p must lie in (0, 1], got {self.top_p}.")
+        if not is_number(self.temperature) or not self.temperature >= 0.0:
+            raise RequestError(f"temperature must be 0 (greedy) or more, got {self.temperature!r}.")
+        if not is_whole(self.top_k) or self.top_k < 0:
+            raise RequestError(f"top_k must be a whole number, 0 (no limit) or more, got {self.top_k!r}.")
+        if not is_number(self.top_p) or not 0.0 < self.top_p <= 1.0:
+            raise RequestError(f"top_p must lie in (0, 1], got {self.top_p!r}.")
+        if not is_whole(self.seed):
+            raise RequestError(f"seed must be a whole number, got {self.seed!r}.")
 
     @property
     def greedy(self) -> bool:
@@ -134,8 +146,8 @@ class Request:
     def __post_init__(self) -> None:
         if not self.input_ids:
             raise RequestError(f"Request {self.request_id!r} has an empty prompt: give it at least one token.")
-        if not isinstance(self.max_new_tokens, int) or self.max_new_tokens < 1:
-            raise RequestError(f"max_new_tokens must be a whole number of at least 1, got {self.max_new_tokens}.")
+        if not is_whole(self.max_new_tokens) or self.max_new_tokens < 1:
+            raise RequestError(f"max_new_tokens must be a whole number of at least 1, got {self.max_new_tokens!r}.")
         if self.priority not in get_args(Priority):
             raise RequestError(f"priority must be one of {', '.join(get_args(Priority))}, got {self.priority!r}.")
 

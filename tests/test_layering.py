@@ -40,6 +40,7 @@ HEAVY = {"torch", "transformers", "triton"}
 BLIND_EXCEPTS = {
     "skote/runtime/worker.py": "a replica's process answers every call, whatever happened",
     "skote/eval/runner.py": "the last door before the user",
+    "skote/runtime/answers.py": "a callback's sys.exit must not end a thread that serves all other requests",
     "skote/eval/session.py": "the manifest records why a run failed, and the exception goes on",
 }
 

@@ -23,8 +23,8 @@ from skote.model.facts import ModelFacts, load_facts
 from skote.model.source import ModelSource, converted_gguf, hub_snapshot, packaged_gguf, shape_directory
 from skote.runtime.capacity import check_memory
 from skote.runtime.devices import resolve_devices
-from skote.runtime.dispatch import DispatchOptions
-from skote.runtime.replica import MOST_HANG_S
+from skote.runtime.dispatch_options import DispatchOptions
+from skote.runtime.replica import check_hang_s
 from skote.runtime.text import TextCodec, load_tokenizer
 from skote.types import CheckpointError, UsageError
 
@@ -116,19 +116,18 @@ def _check_numbers(settings: RunConfig) -> None:
     if not 0 < timeout_s <= threading.TIMEOUT_MAX:
         raise UsageError(f"measure.start_timeout_s must be a number of seconds above 0, got {timeout_s:g}.")
     router = settings.router
-    DispatchOptions(
-        router.policy,
-        router.max_concurrency_per_device,
-        router.microbatch_window_ms,
-        router.microbatch_max,
-        router.max_queue,
-        router.max_restarts,
-    )
-    if router.hang_s is not None and not 0 < router.hang_s <= MOST_HANG_S:
-        raise UsageError(
-            f"router.hang_s must lie above 0 and be at most {MOST_HANG_S:g} seconds, or null for no limit, "
-            f"got {router.hang_s:g}."
+    try:
+        DispatchOptions(
+            router.policy,
+            router.max_concurrency_per_device,
+            router.microbatch_window_ms,
+            router.microbatch_max,
+            router.max_queue,
+            router.max_restarts,
         )
+        check_hang_s(router.hang_s)
+    except UsageError as error:
+        raise UsageError(f"router.{error}") from None  # their sentences begin with the option's name
 
 
 def _stop_rule(settings: RunConfig, *, compare: bool) -> StopRule | None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from skote.types import ExitCode, Sampling, SkoteError, UsageError
 
+_Number = TypeVar("_Number", int, float)
+_KINDS = {int: "a whole number", float: "a number"}
 NO_TEMPLATE = "The tokenizer has no chat template: the prompt is used as plain text."
 
 
@@ -52,6 +55,21 @@ def positive(value: str) -> int:
     if not value.isdecimal() or int(value) < 1:
         raise argparse.ArgumentTypeError(f"{value!r} is not a whole number of at least 1")
     return int(value)
+
+
+def not_negative(kind: type[_Number]) -> Callable[[str], _Number]:
+    """A number of `kind`, 0 or more, for argparse."""
+
+    def parse(value: str) -> _Number:
+        try:
+            number = kind(value)
+        except ValueError:
+            number = None
+        if number is None or not 0 <= number < math.inf:
+            raise argparse.ArgumentTypeError(f"{value!r} is not {_KINDS[kind]}, 0 or more")
+        return number
+
+    return parse
 
 
 def read_prompts(file: str) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import threading
 import time
 from collections.abc import Sequence
@@ -11,12 +9,15 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
+from skote.runtime.answers import CALLBACKS_S, Answer, Answers
+from skote.runtime.dispatch_options import DispatchOptions
 from skote.runtime.lane import Lane, Launcher, ReplicaCounts
 from skote.runtime.policies import new_policy
+from skote.runtime.threads import start_thread
 from skote.runtime.waiting import Ticket
-from skote.types import Completion, Request, SkoteError, UsageError
+from skote.types import Completion, ReplicaError, Request, SkoteError, UsageError
 
 _Status = Literal["error", "cancelled"]
 _Launch = tuple[Lane, list[Ticket]]
@@ -32,53 +33,21 @@ class ReplicaEvent:
     sentence: str
 
 
-@dataclass(frozen=True, slots=True)
-class DispatchOptions:
-    """How a dispatcher treats its replicas.
-
-    Attributes:
-        policy: a name in `skote.runtime.policies.POLICIES`.
-        max_concurrency_per_device: unanswered launches of a replica at one time.
-        microbatch_window_ms: how long a request may wait for others to share its launch; 0 is off.
-        microbatch_max: the most requests of a launch.
-        max_queue: the most requests that may wait for a replica, past which one is refused; None is no limit.
-        max_restarts: how often a replica that ended is started again.
-
-    Raises:
-        UsageError: an unknown policy, a number out of its range.
-    """
-
-    policy: str = "round_robin"
-    max_concurrency_per_device: int = 1
-    microbatch_window_ms: float = 0.0
-    microbatch_max: int = 8
-    max_queue: int | None = None
-    max_restarts: int = 0
-
-    def __post_init__(self) -> None:
-        new_policy(self.policy)
-        for name, least in (("max_concurrency_per_device", 1), ("microbatch_max", 1), ("max_restarts", 0)):
-            if getattr(self, name) < least:
-                raise UsageError(f"{name} must be at least {least}, got {getattr(self, name)}.")
-        if self.max_queue is not None and self.max_queue < 0:
-            raise UsageError(f"max_queue must be 0 or more, or null for no limit, got {self.max_queue}.")
-        if not 0.0 <= self.microbatch_window_ms < math.inf:
-            raise UsageError(f"microbatch_window_ms must be 0 (off) or more, got {self.microbatch_window_ms}.")
-
-
 class ReplicaDispatcher:
     """Chooses a replica for each request, queues it there, and keeps at most a cap of launches in each process.
 
     Interactive requests go before batch ones (`skote.runtime.waiting`). With a micro-batch window a launch gathers
     greedy requests in the order of their arrival, until there are `microbatch_max` or the first has waited
     `microbatch_window_ms`; a sampled one, with its own seed, goes alone. A replica that ends takes the requests that it
-    has begun with it; those that wait for it go to the others, or wait until it was started again. The replicas stay
-    the caller's to close; close the dispatcher first.
+    has begun with it; those that wait for it go to the others, or wait until it was started again. The callbacks
+    of futures run in one thread of the dispatcher's own, which holds up no launch. The replicas stay the caller's to
+    close; close the dispatcher first.
 
     The keywords are those of `DispatchOptions`.
 
     Raises:
         UsageError: no replica, two of one index, or options that `DispatchOptions` refuses.
+        ReplicaError: the system has no thread left.
     """
 
     def __init__(
@@ -104,13 +73,17 @@ class ReplicaDispatcher:
         if len(self._lanes) != len(replicas):
             raise UsageError("Every replica of a dispatcher needs an index of its own.")
         self._events: list[ReplicaEvent] = []
-        self._tickets: dict[Future[Completion], Ticket] = {}
+        self._tickets: dict[Future[Any], Ticket] = {}
         self._closed = False
         self._changed = threading.Condition()
+        self._answers = Answers()
         self._timer: threading.Thread | None = None
         if self._window_ns:
-            self._timer = threading.Thread(target=self._watch_windows, name="dispatch-window", daemon=True)
-            self._timer.start()
+            try:
+                self._timer = start_thread("dispatch-window", self._watch_windows)
+            except ReplicaError:
+                self._answers.end()
+                raise
 
     def __enter__(self) -> ReplicaDispatcher:
         return self
@@ -132,14 +105,18 @@ class ReplicaDispatcher:
         with self._changed:
             return list(self._events)
 
+    @property
+    def in_callback(self) -> bool:
+        """Whether the calling thread is the one that runs the callbacks of the futures."""
+        return self._answers.in_callback
+
     def dispatch(self, request: Request) -> Future[Completion]:
         """Choose a replica and queue `request` there; the future never raises. `cancel` it here, not by its own method.
 
         It resolves at once, with status "error", where every replica has ended or every queue is full, and "cancelled"
         after `close`.
         """
-        ticket = Ticket(request, time.monotonic_ns(), Future())
-        ticket.future.set_running_or_notify_cancel()
+        ticket = Ticket(request, time.monotonic_ns(), Answer())
         launches: list[_Launch] = []
         with self._changed:
             lanes = self._open_lanes()
@@ -149,11 +126,11 @@ class ReplicaDispatcher:
                 launches = self._take_launches(self._enqueue(ticket, lanes))
                 self._changed.notify()
         if refusal is not None:
-            _refuse(ticket, *refusal)
+            ticket.future.set_result(_refused(ticket, *refusal))
         self._launch(launches)
         return ticket.future
 
-    def cancel(self, future: Future[Completion]) -> bool:
+    def cancel(self, future: Future[Any]) -> bool:
         """Drop the request of a future that `dispatch` gave; False where it was answered already.
 
         One that runs is left within a step, and keeps the tokens that it has.
@@ -165,26 +142,43 @@ class ReplicaDispatcher:
             ticket.cancelled = True
             lane = next((each for each in self._lanes.values() if each.withdraw(ticket)), None)
             if lane is not None:
-                del self._tickets[future]
+                sentence = "The request was cancelled before a replica took it."
+                self._hand_back([(ticket, _refused(ticket, "cancelled", sentence, lane.replica))])
             drop = ticket.drop
-        if lane is not None:
-            _refuse(ticket, "cancelled", "The request was cancelled before a replica took it.", lane.replica)
-        elif drop is not None:
+        if drop is not None:
             drop()
         return True
 
     def close(self) -> None:
-        """Resolve what is queued with status "cancelled" and take no more; launches in flight are still answered."""
+        """Resolve what is queued with status "cancelled" and take no more; launches in flight are still answered.
+
+        Where none is, it returns when all callbacks have returned, or after `CALLBACKS_S` seconds; so call it once more
+        when the replicas are closed, to wait for the last ones.
+        """
+        sentence = "The dispatcher was closed before a replica took the request."
         with self._changed:
             self._closed = True
-            queued = [(ticket, lane.replica) for lane in self._lanes.values() for ticket in lane.queue.clear()]
-            for ticket, _ in queued:
-                del self._tickets[ticket.future]
+            self._hand_back(
+                [
+                    (ticket, _refused(ticket, "cancelled", sentence, lane.replica))
+                    for lane in self._lanes.values()
+                    for ticket in lane.queue.clear()
+                ]
+            )
+            ended = not self._tickets
             self._changed.notify()
-        for ticket, replica in queued:
-            _refuse(ticket, "cancelled", "The dispatcher was closed before a replica took the request.", replica)
-        if self._timer is not None and self._timer is not threading.current_thread():
-            self._timer.join()
+        if self._timer is not None:
+            self._timer.join(CALLBACKS_S)  # a pipe that nobody reads may hold it, until its replica is closed
+        if ended:
+            self._answers.join()
+
+    def _hand_back(self, answers: Sequence[tuple[Ticket, Completion]]) -> None:
+        """Let the futures be resolved; under the lock, so that the last of a closed dispatcher is known as such."""
+        for ticket, _ in answers:
+            del self._tickets[ticket.future]
+        self._answers.put(answers)
+        if self._closed and not self._tickets:
+            self._answers.end()
 
     def _refusal(self, lanes: Sequence[Lane]) -> tuple[_Status, str] | None:
         if self._closed:
@@ -269,27 +263,33 @@ class ReplicaDispatcher:
             return
         lane.restarts += 1
         lane.reviving = True
-        name = f"revive-{lane.replica.index}"
-        threading.Thread(target=self._revive, args=(lane,), name=name, daemon=True).start()
+        try:
+            start_thread(f"revive-{lane.replica.index}", partial(self._revive, lane))
+        except ReplicaError as error:
+            self._end_revival(lane, str(error))
 
     def _revive(self, lane: Lane) -> None:
         started = time.monotonic()
+        failure: str | None = f"Replica {lane.replica.index} could not be started again: its restart was broken off."
         try:
             lane.replica.restart()
             failure = None
         except (SkoteError, OSError, RuntimeError) as error:  # of the system: no thread or descriptor is left
             failure = str(error)
-        with self._changed:
-            lane.reviving = False
-            lane.given_up = failure is not None
-            if failure is None:
-                took = time.monotonic() - started
-                self._note(lane, "restarted", f"Replica {lane.replica.index} was ready again after {took:.1f} s.")
-            else:
-                self._note(lane, "given up", failure)
-            launches = [launch for each in self._lanes.values() for launch in self._take_launches(each)]
-            self._changed.notify()
-        self._launch(launches)
+        finally:  # whatever else was raised: nobody may wait for it for ever
+            with self._changed:
+                self._end_revival(lane, failure, time.monotonic() - started)
+                launches = [launch for each in self._lanes.values() for launch in self._take_launches(each)]
+                self._changed.notify()
+            self._launch(launches)
+
+    def _end_revival(self, lane: Lane, failure: str | None, seconds: float = 0.0) -> None:
+        lane.reviving = False
+        lane.given_up = failure is not None
+        if failure is None:
+            self._note(lane, "restarted", f"Replica {lane.replica.index} was ready again after {seconds:.1f} s.")
+        else:
+            self._note(lane, "given up", failure)
 
     def _note(self, lane: Lane, what: Literal["ended", "restarted", "given up"], sentence: str) -> None:
         self._events.append(ReplicaEvent(time.monotonic_ns(), lane.replica.index, what, sentence))
@@ -312,15 +312,11 @@ class ReplicaDispatcher:
         """Keep the device busy first, then hand the completions back; runs in the replica's thread."""
         with self._changed:
             lane.answered(tickets)
-            for ticket in tickets:
-                del self._tickets[ticket.future]
             launches = self._take_launches(lane)
             self._changed.notify()
         self._launch(launches)
-        for ticket, completion in zip(tickets, done.result(), strict=True):
-            ticket.future.set_result(
-                dataclasses.replace(completion, dispatched_ns=ticket.dispatched_ns, end_ns=time.monotonic_ns())
-            )
+        with self._changed:
+            self._hand_back(list(zip(tickets, done.result(), strict=True)))
 
     def _watch_windows(self) -> None:
         """Launch what has waited for its window's length."""
@@ -341,20 +337,18 @@ class ReplicaDispatcher:
         return max(0.0, min(map(self._deadline_ns, open_lanes)) - time.monotonic_ns()) / 1e9
 
 
-def _refuse(ticket: Ticket, status: _Status, sentence: str, replica: Launcher | None = None) -> None:
-    """Resolve a ticket that no replica took."""
-    ticket.future.set_result(
-        Completion(
-            request_id=ticket.request.request_id,
-            input_tokens=len(ticket.request.input_ids),
-            output_ids=(),
-            chunks=(),
-            dispatched_ns=ticket.dispatched_ns,
-            admitted_ns=None,
-            end_ns=time.monotonic_ns(),
-            status=status,
-            error=sentence,
-            replica=-1 if replica is None else replica.index,
-            device="none" if replica is None else replica.device,
-        )
+def _refused(ticket: Ticket, status: _Status, sentence: str, replica: Launcher | None = None) -> Completion:
+    """The completion of a ticket that no replica took."""
+    return Completion(
+        request_id=ticket.request.request_id,
+        input_tokens=len(ticket.request.input_ids),
+        output_ids=(),
+        chunks=(),
+        dispatched_ns=ticket.dispatched_ns,
+        admitted_ns=None,
+        end_ns=time.monotonic_ns(),
+        status=status,
+        error=sentence,
+        replica=-1 if replica is None else replica.index,
+        device="none" if replica is None else replica.device,
     )

@@ -109,6 +109,6 @@ def new_policy(name: str) -> Policy:
     Raises:
         UsageError: there is no such policy.
     """
-    if name not in POLICIES:
-        raise UsageError(f"There is no routing policy {name!r}; choose one of {', '.join(POLICIES)}.")
+    if not isinstance(name, str) or name not in POLICIES:
+        raise UsageError(f"policy {name!r} is not known; choose one of {', '.join(POLICIES)}.")
     return POLICIES[name]()

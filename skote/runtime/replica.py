@@ -16,9 +16,11 @@ from types import TracebackType
 from typing import Any, Literal, cast
 
 from skote import types
+from skote.runtime.answers import Answer
+from skote.runtime.threads import start_thread
 from skote.runtime.worker import CANCEL, READY, Part
 from skote.runtime.worker_process import WorkerProcess
-from skote.types import Chunk, Completion, EngineSpec, ReplicaError, Request, SkoteError, UsageError
+from skote.types import Chunk, Completion, EngineSpec, ReplicaError, Request, SkoteError, UsageError, is_number
 
 MOST_HANG_S = 1e6
 """A system's poll takes no more than some two million seconds."""
@@ -30,8 +32,7 @@ class _Call:
     """A question to the worker whose answer, or error, goes to `future` as it is."""
 
     def __init__(self) -> None:
-        self.future: Future[Any] = Future()
-        self.future.set_running_or_notify_cancel()  # a cancelled future could not take the answer
+        self.future: Answer[Any] = Answer()
 
     def resolve(self, result: object) -> None:
         self.future.set_result(result)
@@ -96,6 +97,18 @@ class _Launch(_Call):
         )
 
 
+def check_hang_s(hang_s: float | None) -> None:
+    """Refuse a watch that cannot be kept; None is no watch.
+
+    Raises:
+        UsageError: not a number above 0, or beyond `MOST_HANG_S`; the sentence begins with the name.
+    """
+    if hang_s is not None and not (is_number(hang_s) and 0 < hang_s <= MOST_HANG_S):
+        raise UsageError(
+            f"hang_s must lie above 0 and be at most {MOST_HANG_S:g} seconds, or null for no limit, got {hang_s!r}."
+        )
+
+
 class Replica:
     """One engine in its own process, which ends with `close`, with this process, or by an accident of its own.
 
@@ -121,8 +134,7 @@ class Replica:
         hide_ids: bool = False,
         hang_s: float | None = None,
     ) -> None:
-        if hang_s is not None and not 0 < hang_s <= MOST_HANG_S:
-            raise UsageError(f"hang_s must lie above 0 and be at most {MOST_HANG_S:g} seconds, got {hang_s:g}.")
+        check_hang_s(hang_s)
         self.index = index
         self.device = device
         self._name = f"Replica {index} ({device})"
@@ -143,8 +155,12 @@ class Replica:
         self._hangs = False
         self._ready = _Call()
         self._calls: dict[int, _Call] = {READY: self._ready}
-        self._reader = threading.Thread(target=self._read, name=f"replica-{self.index}", daemon=True)
-        self._reader.start()
+        try:
+            self._reader = start_thread(f"replica-{self.index}", self._read)
+        except ReplicaError as error:
+            self._process.reap()
+            self._death = str(error)
+            raise
 
     def __enter__(self) -> Replica:
         return self
@@ -168,11 +184,6 @@ class Replica:
     def pid(self) -> int:
         """The process's id."""
         return self._process.pid
-
-    @property
-    def answering(self) -> bool:
-        """Whether the calling thread is the one that reads this replica's answers, as in a future's callback."""
-        return threading.current_thread() is self._reader
 
     def wait_ready(self, timeout: float | None = None) -> None:
         """Block until the engine is built, at most `timeout` seconds; a failure ends the process.
@@ -200,13 +211,20 @@ class Replica:
         with self._lock:
             if self._death is None or self._closing:
                 raise ReplicaError(f"{self._name} cannot be started again: it {self._death or 'has not ended'}")
-            self._open()
+            try:
+                self._open()
+            except SkoteError as error:
+                self._death = self._as_dead_as_before(error)
+                raise
         try:
             self.wait_ready(timeout)
-        except SkoteError as error:  # it is as dead as before, for a better reason
+        except SkoteError as error:
             with self._lock:
-                self._death = f"{self._name} could not be started again: {error}"
+                self._death = self._as_dead_as_before(error)
             raise
+
+    def _as_dead_as_before(self, error: SkoteError) -> str:
+        return f"{self._name} could not be started again: {error}"
 
     def generate(self, requests: Sequence[Request]) -> Future[list[Completion]]:
         """Hand over `requests` as one launch; launches queue in the process and are answered in order.
@@ -239,40 +257,56 @@ class Replica:
         self._send(call, method, tuple(self._as_seen(each) if isinstance(each, Request) else each for each in args))
         return call.future
 
+    def stop(self) -> None:
+        """Ask the process to stop once it has answered what it was given; returns at once, `close` waits."""
+        with self._lock:
+            self._closing = True
+        self._ask_to_stop()
+
     def close(self, grace_s: float = 5.0) -> None:
-        """Ask the process to stop, terminate it after `grace_s` seconds, then kill it; returns when it is gone."""
+        """`stop` the process, terminate it after `grace_s` seconds, then kill it; returns when it is gone."""
         with self._lock:
             self._closing = True
         self._end(grace_s)
 
     def _end(self, grace_s: float = 5.0) -> None:
+        self._ask_to_stop()
         with self._lock:
             process, reader = self._process, self._reader
-        if self._sending.acquire(blocking=False):  # else a full pipe holds it, and no message would be read
-            try:
-                with contextlib.suppress(OSError):
-                    process.connection.send(None)
-            finally:
-                self._sending.release()
         reader.join(grace_s)
         process.signal(signal.SIGTERM)
         reader.join(_TERM_S)
         process.signal(signal.SIGKILL)
         reader.join()
 
+    def _ask_to_stop(self) -> None:
+        with self._lock:
+            process = self._process
+        if self._sending.acquire(blocking=False):  # else a full pipe holds it, and no message would be read
+            try:
+                with contextlib.suppress(OSError):
+                    process.connection.send(None)
+            finally:
+                self._sending.release()
+
     def _as_seen(self, request: Request) -> Request:
         return request if self._counted is None else dataclasses.replace(request, request_id=next(self._counted))
 
     def _send(self, call: _Call, method: str, args: tuple[object, ...]) -> None:
         with self._sending:
+            call_id, self._next_id = self._next_id, self._next_id + 1
+            try:
+                message = pickle.dumps((call_id, method, args))
+            except (pickle.PicklingError, TypeError, AttributeError) as error:
+                call.fail(UsageError(f"{self._name} cannot be sent what {method} was given: {error}."))
+                return
             with self._lock:
-                death, call_id, connection = self._death, self._next_id, self._process.connection
-                if death is None:
+                death, connection = self._death, self._process.connection
+                if death is None:  # and not before: a call that was never sent would look like one that hangs
                     self._calls[call_id] = call
-                    self._next_id += 1
             if death is None:
                 with contextlib.suppress(OSError):  # the reader meets the same end, and answers every call
-                    connection.send_bytes(pickle.dumps((call_id, method, args)))
+                    connection.send_bytes(message)
                 return
         self._fail(call, death)
 
@@ -321,5 +355,5 @@ class Replica:
         if self._closing:
             return f"{self._name} was closed."
         if self._hangs:
-            return f"{self._name} was ended: its engine gave no token for {self._hang_s:g} s (router.hang_s)."
+            return f"{self._name} was ended: its engine gave no token for {self._hang_s:g} s (hang_s)."
         return end

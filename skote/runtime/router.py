@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
+import dataclasses
 import itertools
-import json
+import operator
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 from skote.flags import flags_for
-from skote.runtime.cli import (
-    NO_TEMPLATE,
-    Parser,
-    add_text_arguments,
-    complain,
-    positive,
-    read_prompts,
-    run_command,
-    sampling_of,
-)
+from skote.runtime.answers import Answer
+from skote.runtime.cli import run_command
 from skote.runtime.dispatch import ReplicaDispatcher, ReplicaEvent
+from skote.runtime.dispatch_options import DispatchOptions
 from skote.runtime.lane import ReplicaCounts
-from skote.runtime.replica import Replica
+from skote.runtime.replica import Replica, check_hang_s
+from skote.runtime.router_command import PROG, answer_prompts, router_parser
 from skote.types import (
     Completion,
     EngineError,
     EngineSpec,
-    ExitCode,
     Priority,
     Request,
     RequestError,
@@ -40,7 +34,6 @@ from skote.types import (
     UsageError,
 )
 
-_PROG = "skote-router"
 _SKOTERGY = "skote.runtime.engine.SkotergyEngine"
 
 
@@ -58,6 +51,14 @@ class Codec(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids."""
+
+
+class _TextAnswer(Answer[str]):
+    """The text of a completion; knows its future, by which the dispatcher can cancel it."""
+
+    def __init__(self, completion: Future[Completion]) -> None:
+        super().__init__()
+        self.completion = completion
 
 
 class Router:
@@ -78,8 +79,11 @@ class Router:
         codec: a tokenizer in place of the checkpoint's own.
         log_dir: a folder for one log a replica, replica-N.log; None lets them write to this process's stderr.
 
+    Callbacks of its futures run in one thread of its own: one that takes long holds up later answers, and no replica.
+
     Raises:
-        UsageError: an argument that does not fit; `CheckpointError` and `CapacityError` are the engine's own.
+        UsageError: an argument of the wrong type, or that does not fit; `CheckpointError` and `CapacityError` are the
+            engine's own.
         ReplicaError: a replica's process did not come up.
     """
 
@@ -98,23 +102,36 @@ class Router:
         hang_s: float | None = None,
         engine: EngineSpec | None = None,
         codec: Codec | None = None,
-        log_dir: Path | None = None,
+        log_dir: str | Path | None = None,
     ) -> None:
         from skote.runtime.affinity import cores_of, prepare
         from skote.runtime.devices import resolve_devices, threads_per_replica
         from skote.runtime.text import load_tokenizer
 
+        _check(UsageError, "local_dir", local_dir, (str, Path), "a directory's path")
+        _check(UsageError, "dtype", dtype, (str, type(None)), "text, or None")
+        _check(UsageError, "engine", engine, (EngineSpec, type(None)), "an EngineSpec, or None")
+        _check(UsageError, "log_dir", log_dir, (str, Path, type(None)), "a folder's path, or None")
+        check_hang_s(hang_s)
+        options = DispatchOptions(
+            "round_robin" if policy is None else policy,
+            1 if max_concurrency_per_device is None else max_concurrency_per_device,
+            microbatch_window_ms,
+            microbatch_max,
+            max_queue,
+            max_restarts,
+        )
         self.codec: Codec = load_tokenizer(local_dir) if codec is None else codec
         self._ids = itertools.count()
         names = resolve_devices(devices)
         threads = threads_per_replica(names)
-        dtype = dtype or "fp32"
+        dtype = "fp32" if dtype is None else dtype
         flags, cores = flags_for(dtype, threads), cores_of(names)
         target = engine or EngineSpec(_SKOTERGY, {"pad_id": self.codec.pad_id})
         with contextlib.ExitStack() as stack:
             replicas = []
             for index, device in enumerate(names):
-                options = {
+                keywords = {
                     "local_dir": str(local_dir),
                     "device": device,
                     "dtype": dtype,
@@ -122,20 +139,12 @@ class Router:
                     "random_seed": None,
                     **target.options,
                 }
-                log = None if log_dir is None else log_dir / f"replica-{index}.log"
-                spec = EngineSpec(target.target, options)
+                log = None if log_dir is None else Path(log_dir) / f"replica-{index}.log"
+                spec = EngineSpec(target.target, keywords)
                 setup = partial(prepare, flags, cores[index])
                 replica = Replica(spec, index=index, device=device, setup=setup, log=log, hang_s=hang_s)
                 replicas.append(stack.enter_context(replica))
-            self._dispatcher = ReplicaDispatcher(
-                replicas,
-                policy or "round_robin",
-                max_concurrency_per_device=1 if max_concurrency_per_device is None else max_concurrency_per_device,
-                microbatch_window_ms=microbatch_window_ms,
-                microbatch_max=microbatch_max,
-                max_queue=max_queue,
-                max_restarts=max_restarts,
-            )
+            self._dispatcher = ReplicaDispatcher(replicas, **dataclasses.asdict(options))
             stack.enter_context(self._dispatcher)
             for replica in replicas:
                 replica.wait_ready()
@@ -198,6 +207,7 @@ class Router:
             UsageError: called in a callback of one of this router's futures, where it would wait for itself.
         """
         self._refuse_in_callback()
+        _check(RequestError, "texts", texts, Iterable, "a list of prompts")
         futures: list[Future[Completion]] = []
         try:
             futures.extend(self._dispatch(text, max_new_tokens, greedy, sampling, priority) for text in texts)
@@ -219,8 +229,8 @@ class Router:
         Raises:
             RequestError: an empty prompt, `max_new_tokens` below 1, an unknown priority.
         """
-        future: Future[str] = Future()
-        future.set_running_or_notify_cancel()
+        completion = self._dispatch(text, max_new_tokens, greedy, sampling, priority)
+        future = _TextAnswer(completion)
 
         def answer(done: Future[Completion]) -> None:
             try:
@@ -231,7 +241,7 @@ class Router:
                 if not future.done():  # the trace of what the tokenizer raised goes to the log of concurrent.futures
                     future.set_exception(EngineError(f"The answer to {text[:40]!r} could not be decoded."))
 
-        self._dispatch(text, max_new_tokens, greedy, sampling, priority).add_done_callback(answer)
+        completion.add_done_callback(answer)
         return future
 
     def submit_ids(
@@ -247,17 +257,18 @@ class Router:
         Raises:
             RequestError: an empty prompt, `max_new_tokens` below 1, an unknown priority.
         """
-        request_id = f"router-{next(self._ids)}"
-        return self._dispatcher.dispatch(
-            Request(request_id, input_ids, max_new_tokens, sampling or Sampling(), priority=priority)
-        )
+        try:
+            ids = tuple(map(operator.index, input_ids))
+        except TypeError:
+            raise RequestError(f"input_ids must be whole numbers, got {str(input_ids)[:60]}.") from None
+        return self._dispatch_ids(ids, max_new_tokens, sampling, priority)
 
-    def cancel(self, future: Future[Completion]) -> bool:
-        """Drop the request of a future that `submit_ids` gave; False where it was answered already.
+    def cancel(self, future: Future[Completion] | Future[str]) -> bool:
+        """Drop the request of a future that `submit_ids` or `submit_future` gave; False where it was answered already.
 
-        One that runs is left within a step, and its completion has the tokens until then.
+        One that runs is left within a step. Its completion has the tokens until then, its text future an `EngineError`.
         """
-        return self._dispatcher.cancel(future)
+        return self._dispatcher.cancel(future.completion if isinstance(future, _TextAnswer) else future)
 
     def close(self, grace_s: float = 5.0) -> None:
         """Cancel what is queued and end the replicas; what runs has `grace_s` seconds to finish. Twice is once.
@@ -267,19 +278,33 @@ class Router:
         """
         self._refuse_in_callback()
         self._dispatcher.close()
+        deadline = time.monotonic() + grace_s
+        for replica in self._replicas:  # all at once: the last one has no more time than the first
+            replica.stop()
         for replica in self._replicas:
-            replica.close(grace_s)
+            replica.close(max(0.0, deadline - time.monotonic()))
+        self._dispatcher.close()  # now that nothing runs, it waits for the last callbacks
 
     def _dispatch(
         self, text: str, max_new_tokens: int, greedy: bool, sampling: Sampling | None, priority: Priority
     ) -> Future[Completion]:
+        _check(RequestError, "A prompt", text, str, "text")
+        _check(RequestError, "greedy", greedy, bool, "True or False")
         if sampling is None and not greedy:
             sampling = Sampling(temperature=1.0)
-        ids = self.codec.encode(text)
-        return self.submit_ids(ids, max_new_tokens=max_new_tokens, sampling=sampling, priority=priority)
+        return self._dispatch_ids(self.codec.encode(text), max_new_tokens, sampling, priority)
+
+    def _dispatch_ids(
+        self, input_ids: tuple[int, ...], max_new_tokens: int, sampling: Sampling | None, priority: Priority
+    ) -> Future[Completion]:
+        _check(RequestError, "sampling", sampling, (Sampling, type(None)), "a Sampling, or None")
+        request_id = f"router-{next(self._ids)}"
+        return self._dispatcher.dispatch(
+            Request(request_id, input_ids, max_new_tokens, sampling or Sampling(), priority=priority)
+        )
 
     def _refuse_in_callback(self) -> None:
-        if any(replica.answering for replica in self._replicas):
+        if self._dispatcher.in_callback:
             raise UsageError(
                 "A callback of a router's future must not wait for that router: use submit_future there, and call "
                 "submit, submit_many and close from another thread."
@@ -291,86 +316,17 @@ class Router:
         return self.codec.decode(completion.output_ids)
 
 
+def _check(error: type[UsageError], name: str, value: object, kinds: Any, what: str) -> None:  # noqa: ANN401 - of isinstance
+    if not isinstance(value, kinds):
+        raise error(f"{name} must be {what}, got {value!r}.")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command `skote-router`: prompts from a file or standard input, answers to stdout in the same order.
 
     Returns the exit code: 0, 1 where a prompt failed, 4 for wrong usage, 130 after Ctrl-C.
     """
-    return run_command(_PROG, lambda: _answer_prompts(_parser().parse_intermixed_args(argv)))
-
-
-def _parser() -> Parser:
-    parser = Parser(prog=_PROG, description="Answer many prompts, one a line, over replicas of one model.")
-    add_text_arguments(parser, 64)
-    parser.add_argument("file", metavar="FILE", nargs="?", default="-", help="prompts, one a line; - is stdin")
-    parser.add_argument("--devices", type=_devices, help="a count, all, cpu, cuda:1, or cuda:0,cuda:2")
-    parser.add_argument("--policy", help="round_robin (default), shortest_queue, least_work or length_aware")
-    parser.add_argument("--max-concurrency", type=positive, metavar="N", help="launches in flight a device (1)")
-    parser.add_argument("--log-dir", type=Path, metavar="DIR", help="one log a replica goes here, instead of stderr")
-    parser.add_argument("--json", action="store_true", help="one JSON object a prompt instead of plain text")
-    return parser
-
-
-def _devices(value: str) -> int | str | list[str]:
-    if value.isdecimal():
-        return int(value)
-    return value.split(",") if "," in value else value
-
-
-def _answer_prompts(options: argparse.Namespace) -> int:
-    sampling = sampling_of(options)
-    prompts = read_prompts(options.file)
-    failures = 0
-    with Router(
-        options.directory,
-        options.devices,
-        options.dtype,
-        options.policy,
-        options.max_concurrency,
-        log_dir=options.log_dir,
-    ) as router:
-        if options.chat and not router.codec.has_chat_template:
-            complain(_PROG, NO_TEMPLATE)
-        encode = router.codec.encode_chat if options.chat else router.codec.encode
-        answers = [_submit(router, encode(prompt), options.max_new_tokens, sampling) for prompt in prompts]
-        for index, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-            completion = answer.result() if isinstance(answer, Future) else None
-            error = str(answer) if completion is None else completion.error
-            failures += error is not None
-            text = None if completion is None or error is not None else router.codec.decode(completion.output_ids)
-            if error is not None:
-                complain(_PROG, f"prompt {index + 1} of {len(prompts)} failed: {error}")
-            if options.json:
-                record = {"index": index, "prompt": prompt, "text": text, "error": error, **_figures(completion)}
-                sys.stdout.write(json.dumps(record) + "\n")
-            elif text is not None:
-                ran = ", ".join(f"{name} {value:g}" for name, value in _figures(completion).items())
-                sys.stderr.write(f"--- {index + 1}/{len(prompts)} ({ran})\n")
-                sys.stderr.flush()
-                sys.stdout.write(text + "\n")
-            sys.stdout.flush()
-    return ExitCode.FAILED if failures else ExitCode.DONE
-
-
-def _submit(
-    router: Router, input_ids: tuple[int, ...], max_new_tokens: int, sampling: Sampling
-) -> Future[Completion] | RequestError:
-    try:
-        return router.submit_ids(input_ids, max_new_tokens=max_new_tokens, sampling=sampling)
-    except RequestError as error:  # this prompt is at fault, the others are not
-        return error
-
-
-def _figures(completion: Completion | None) -> dict[str, float]:
-    """Where a prompt ran and how long it took (e2el_ms of METRICS.md); nothing for one that gave no token."""
-    if completion is None or not completion.chunks:
-        return {}
-    e2el_ms = (completion.chunks[-1].t_ns - completion.dispatched_ns) / 1e6
-    return {
-        "replica": completion.replica,
-        "output_tokens": len(completion.output_ids),
-        "e2el_ms": round(e2el_ms, 3),
-    }
+    return run_command(PROG, lambda: answer_prompts(router_parser().parse_intermixed_args(argv), Router))
 
 
 if __name__ == "__main__":

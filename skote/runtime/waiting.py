@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -30,12 +30,16 @@ class Ticket:
         return len(self.request.input_ids) + self.request.max_new_tokens
 
 
+_Line = OrderedDict[Ticket, None]
+"""A queue out of whose middle a ticket goes at once, however many wait."""
+
+
 class Waiting:
     """Two lines, each in the order of arrival. Truth and length are those of both."""
 
     def __init__(self) -> None:
-        self._interactive: deque[Ticket] = deque()
-        self._batch: deque[Ticket] = deque()
+        self._interactive: _Line = OrderedDict()
+        self._batch: _Line = OrderedDict()
         self._passed = 0  # launches since batch requests wait and were not taken
 
     def __len__(self) -> int:
@@ -47,14 +51,14 @@ class Waiting:
 
     def put(self, ticket: Ticket) -> None:
         """Let a request wait."""
-        self._line(ticket).append(ticket)
+        self._line(ticket)[ticket] = None
 
     def remove(self, ticket: Ticket) -> bool:
         """Take a request out; whether it was there."""
         line = self._line(ticket)
         if ticket not in line:
             return False
-        line.remove(ticket)
+        del line[ticket]
         return True
 
     def clear(self) -> list[Ticket]:
@@ -67,7 +71,7 @@ class Waiting:
     @property
     def first(self) -> Ticket:
         """The one that is next."""
-        return self._next[0]
+        return next(iter(self._next))
 
     def batch_size(self, most: int) -> int:
         """How many may share the next launch: the greedy ones at the head of its line, at most `most`; at least one."""
@@ -78,13 +82,13 @@ class Waiting:
         """The next launch, of `size` requests."""
         line = self._next
         self._passed = self._passed + 1 if self._batch and line is self._interactive else 0
-        return [line.popleft() for _ in range(size)]
+        return [line.popitem(last=False)[0] for _ in range(size)]
 
     @property
-    def _next(self) -> deque[Ticket]:
+    def _next(self) -> _Line:
         if self._batch and (not self._interactive or self._passed >= BATCH_TURN - 1):
             return self._batch
         return self._interactive
 
-    def _line(self, ticket: Ticket) -> deque[Ticket]:
+    def _line(self, ticket: Ticket) -> _Line:
         return self._batch if ticket.request.priority == "batch" else self._interactive

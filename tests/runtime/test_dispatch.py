@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from queue import SimpleQueue
+from typing import Any
 
 import pytest
 
@@ -71,6 +74,27 @@ class HandReplica:
             request.request_id, len(request.input_ids), (), (), 0, None, 0,
             "ok" if error is None else "error", error=error, replica=self.index, device=self.device,
         )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Close what the test opened, let its replicas answer, and check that every thread has ended."""
+    opened: list[tuple[ReplicaDispatcher, Sequence[Any]]] = []
+    init = ReplicaDispatcher.__init__
+
+    def note(self: ReplicaDispatcher, replicas: Sequence[Any], *arguments: Any, **options: Any) -> None:
+        init(self, replicas, *arguments, **options)
+        opened.append((self, replicas))
+
+    monkeypatch.setattr(ReplicaDispatcher, "__init__", note)
+    yield
+    for dispatcher, replicas in opened:
+        dispatcher.close()
+        for replica in replicas:
+            replica.revival.set()
+            replica.die()
+        dispatcher.close()
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("dispatch-")]
 
 
 def request(name: str, prompt_tokens: int = 1, *, temperature: float = 0.0) -> Request:
@@ -416,6 +440,17 @@ def test_futures_cannot_be_cancelled_under_the_dispatcher() -> None:
         ({"microbatch_max": 0}, "microbatch_max"),
         ({"microbatch_window_ms": -1.0}, "microbatch_window_ms"),
         ({"microbatch_window_ms": float("inf")}, "microbatch_window_ms"),
+        ({"microbatch_window_ms": 1e30}, "microbatch_window_ms must be a number from 0"),
+        ({"microbatch_window_ms": "2"}, "microbatch_window_ms must be a number from 0 .*, got '2'"),
+        ({"microbatch_window_ms": None}, "microbatch_window_ms"),
+        ({"max_concurrency_per_device": "2"}, "max_concurrency_per_device must be a whole number .*, got '2'"),
+        ({"max_concurrency_per_device": True}, "max_concurrency_per_device .*, got True"),
+        ({"microbatch_max": 2.0}, "microbatch_max .*, got 2.0"),
+        ({"max_queue": "many"}, "max_queue .*, or null for no limit, got 'many'"),
+        ({"max_queue": -1}, "max_queue"),
+        ({"max_restarts": None}, "max_restarts .*, got None"),
+        ({"policy": 5}, "policy 5 is not known; choose one of round_robin"),
+        ({"policy": ["round_robin"]}, "policy .* is not known"),
     ],
 )
 def test_senseless_options_are_refused(options: dict[str, object], named: str) -> None:
@@ -493,3 +528,126 @@ def test_a_replica_that_is_back_takes_what_waits_for_another() -> None:
         replicas[1].answer(launch)
     assert [future.result(WAIT_S).status for future in futures] == ["error", "error", "ok", "ok"]
     replicas[0].revival.set()
+
+
+class Falling(HandReplica):
+    """Ends between the dispatcher's look and its launch: every launch is answered at once, in the caller's thread."""
+
+    def generate(self, requests: Sequence[Request]) -> Future[list[Completion]]:
+        future: Future[list[Completion]] = Future()
+        future.set_result([self.completion(request, "It fell.") for request in requests])
+        return future
+
+
+def test_a_callback_that_blocks_holds_up_no_window() -> None:
+    falling, other = Falling(0), HandReplica(1)
+    blocked, release = threading.Event(), threading.Event()
+
+    def block(_: Future[Completion]) -> None:
+        blocked.set()
+        assert release.wait(WAIT_S)
+
+    with ReplicaDispatcher([falling, other], microbatch_window_ms=20.0) as dispatcher:
+        dispatcher.dispatch(request("a")).add_done_callback(block)
+        assert blocked.wait(WAIT_S)
+        dispatcher.dispatch(request("b"))
+
+        assert other.launched.wait(WAIT_S / 2)
+        release.set()
+
+
+def test_a_callback_that_exits_ends_no_window_and_loses_no_other_row() -> None:
+    falling, other = Falling(0), HandReplica(1)
+    with ReplicaDispatcher([falling, other], microbatch_window_ms=20.0) as dispatcher:
+        first, _, second = (dispatcher.dispatch(request(name)) for name in "abc")
+        first.add_done_callback(lambda _: sys.exit(3))
+
+        assert second.result(WAIT_S).error == "It fell."
+        other.launched.clear()
+        other.answer(0)
+        later = [dispatcher.dispatch(request(name)) for name in "de"]
+        assert other.launched.wait(WAIT_S)
+        other.answer(1)
+        wait(later, WAIT_S)
+        assert [each.result(WAIT_S).error for each in later] in ([None, "It fell."], ["It fell.", None])
+
+
+def test_a_callback_may_close_and_dispatch() -> None:
+    replica, closed = HandReplica(0), threading.Event()
+    dispatcher = ReplicaDispatcher([replica], microbatch_window_ms=HOURS_MS, microbatch_max=1)
+
+    def close(_: Future[Completion]) -> None:
+        dispatcher.close()
+        assert dispatcher.dispatch(request("late")).result(WAIT_S).status == "cancelled"
+        closed.set()
+
+    dispatcher.dispatch(request("a")).add_done_callback(close)
+    replica.answer(0)
+
+    assert closed.wait(WAIT_S)
+
+
+def test_close_returns_when_the_callbacks_of_what_it_cancelled_have() -> None:
+    replica, names = HandReplica(0), []
+    dispatcher = ReplicaDispatcher([replica], microbatch_window_ms=HOURS_MS)
+    for name in "abc":
+        dispatcher.dispatch(request(name)).add_done_callback(lambda done: names.append(done.result().request_id))
+
+    dispatcher.close()
+
+    assert names == ["a", "b", "c"]
+
+
+def test_a_restart_without_a_thread_fails_what_waited_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = HandReplica(0)
+    dispatcher = ReplicaDispatcher([replica], max_restarts=1)
+    futures = [dispatcher.dispatch(request(name)) for name in "ab"]
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    replica.die()
+
+    assert [future.result(WAIT_S).error for future in futures] == ["Replica 0 died.", "Replica 0 died."]
+    assert dispatcher.dispatch(request("c")).result(WAIT_S).error == "No replica is left: Replica 0 died."
+    assert [(event.what, event.sentence) for event in dispatcher.events] == [
+        ("ended", "Replica 0 died."),
+        ("given up", "The thread revive-0 cannot be started: can't start new thread."),
+    ]
+
+
+def test_a_restart_that_is_broken_off_fails_what_waited_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(HandReplica):
+        def restart(self) -> None:
+            raise MemoryError
+
+    traces: SimpleQueue[threading.ExceptHookArgs] = SimpleQueue()
+    monkeypatch.setattr(threading, "excepthook", traces.put)
+    replica = Broken(0)
+    dispatcher = ReplicaDispatcher([replica], max_restarts=1)
+    futures = [dispatcher.dispatch(request(name)) for name in "ab"]
+
+    replica.die()
+
+    assert [future.result(WAIT_S).error for future in futures] == ["Replica 0 died.", "Replica 0 died."]
+    assert [event.sentence for event in dispatcher.events][1:] == [
+        "Replica 0 could not be started again: its restart was broken off."
+    ]
+    assert traces.get(timeout=WAIT_S).exc_type is MemoryError
+
+
+def test_cancelling_does_not_slow_with_what_waits() -> None:
+    """CPU time of this thread for 200 cancels from the middle of the queue, the best of three, by what waits."""
+
+    def cost(waiting: int) -> float:
+        dispatcher = ReplicaDispatcher([HandReplica(0)])
+        futures = [dispatcher.dispatch(request("r")) for _ in range(waiting)]
+        costs = []
+        for first in range(waiting // 2 - 300, waiting // 2 + 300, 200):
+            started = time.thread_time()
+            assert all(map(dispatcher.cancel, futures[first : first + 200]))
+            costs.append(time.thread_time() - started)
+        return min(costs)
+
+    assert cost(20_000) < 5 * cost(1_000)

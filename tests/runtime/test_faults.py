@@ -82,7 +82,7 @@ def test_an_engine_that_hangs_is_ended_and_one_that_is_slow_is_not(slow_engine: 
         slow = replica.generate([Request("slow", (1,), 1500)])
         assert slow.result(WAIT_S)[0].status == "ok"
         (hung,) = replica.generate([Request("hang", (1,), 5)]).result(WAIT_S)
-        sentence = "Replica 0 (cpu) was ended: its engine gave no token for 0.4 s (router.hang_s)."
+        sentence = "Replica 0 (cpu) was ended: its engine gave no token for 0.4 s (hang_s)."
         assert (hung.status, hung.error) == ("error", sentence)
         assert replica.death == sentence
         replica.restart(WAIT_S)

@@ -16,6 +16,7 @@ import pytest
 
 from skote.engines.simulated import DIE_CODE, SimulatedEngine
 from skote.runtime.replica import Replica
+from skote.runtime.worker_process import WorkerProcess
 from skote.types import CapacityError, EngineError, EngineSpec, RecordError, ReplicaError, Request, UsageError
 
 SIMULATED = "skote.engines.simulated.SimulatedEngine"
@@ -124,7 +125,7 @@ def start() -> Iterator[Start]:
     started: list[Replica] = []
 
     def start_one(target: str = SIMULATED, *, ready: bool = True, **options: Any) -> Replica:
-        keywords = {name: options.pop(name) for name in ("setup", "log", "hide_ids") if name in options}
+        keywords = {name: options.pop(name) for name in ("setup", "log", "hide_ids", "hang_s") if name in options}
         replica = Replica(EngineSpec(target, options), index=len(started), device="cpu", **keywords)
         started.append(replica)
         if ready:
@@ -432,3 +433,82 @@ def test_ctrl_c_reaches_the_parent_alone(start: Start) -> None:
     replica = start()
 
     assert os.getpgid(replica.pid) == replica.pid != os.getpgrp()
+
+
+def test_a_callback_that_exits_ends_no_replica(start: Start) -> None:
+    replica = start()
+    launches = [replica.generate([request(name)]) for name in "ab"]
+    launches[0].add_done_callback(lambda _: sys.exit(3))
+
+    assert [launch.result(WAIT_S)[0].status for launch in launches] == ["ok", "ok"]
+    assert replica.generate([request("c")]).result(WAIT_S)[0].status == "ok"
+
+
+def test_a_callback_that_exits_at_the_end_of_a_replica_loses_no_other_call(start: Start) -> None:
+    replica = start(prefill_ms=60_000.0)
+    launches = [replica.generate([request(name)]) for name in "ab"]
+    launches[0].add_done_callback(lambda _: sys.exit(3))
+
+    os.kill(replica.pid, signal.SIGKILL)
+
+    assert [launch.result(WAIT_S)[0].status for launch in launches] == ["error", "error"]
+
+
+def refuse(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_without_a_thread_no_process_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+    process_of = WorkerProcess.__init__
+
+    def note(self: WorkerProcess, *arguments: Any) -> None:
+        process_of(self, *arguments)
+        started.append(self.pid)
+
+    monkeypatch.setattr(WorkerProcess, "__init__", note)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+    with pytest.raises(ReplicaError, match=r"^The thread replica-0 cannot be started: can't start new thread\.$"):
+        Replica(EngineSpec(SIMULATED), index=0, device="cpu")
+    with pytest.raises(ProcessLookupError):
+        os.kill(started[0], 0)
+
+
+def test_a_restart_without_a_thread_leaves_it_dead_with_the_reason(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = start(die_on=["deadly"])
+    assert replica.generate([request("deadly")]).result(WAIT_S)[0].status == "error"
+    sentence = (
+        "Replica 0 (cpu) could not be started again: The thread replica-0 cannot be started: can't start new thread."
+    )
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(ReplicaError, match="can't start new thread"):
+            replica.restart()
+
+    assert replica.death == sentence
+    assert replica.generate([request()]).result(WAIT_S)[0].error == sentence
+    replica.restart()
+    assert replica.generate([request()]).result(WAIT_S)[0].status == "ok"
+
+
+def test_what_cannot_be_sent_is_an_error_and_not_taken_for_a_hang(start: Start) -> None:
+    replica = start(hang_s=0.2)
+    unsendable = Request("a", (lambda: None,), 1)  # type: ignore[arg-type]
+
+    (completion,) = replica.generate([unsendable]).result(WAIT_S)
+
+    assert completion.status == "error"
+    assert str(completion.error).startswith("Replica 0 (cpu) cannot be sent what generate was given: ")
+    for _ in range(3):  # the watch looks at what is unanswered
+        assert replica.call("peak_memory").result(WAIT_S)
+    assert replica._calls == {}
+
+
+@pytest.mark.parametrize("hang_s", ["5", True, [1]])
+def test_a_watch_of_the_wrong_type_is_refused(hang_s: Any) -> None:
+    with pytest.raises(UsageError, match=r"^hang_s must lie above 0 .* or null for no limit, got "):
+        Replica(EngineSpec(SIMULATED), index=0, device="cpu", hang_s=hang_s)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import operator
+import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
@@ -16,12 +19,14 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
+import numpy as np
 import pytest
 
 from skote.engines.simulated import SimulatedEngine
 from skote.runtime import affinity
 from skote.runtime import router as router_module
 from skote.runtime.router import Router, main
+from skote.runtime.router_command import router_parser
 from skote.types import CheckpointError, EngineError, EngineSpec, RequestError, Sampling, UsageError
 
 WAIT_S = 30.0
@@ -204,6 +209,96 @@ def test_waiting_for_a_router_in_its_own_callback_is_refused(open_router: Open) 
     assert router.submit("later", max_new_tokens=1) == answer("later", 1)
 
 
+def test_a_callback_that_waits_holds_up_no_replica(open_router: Open) -> None:
+    """The answers of later requests wait for it, their launches do not."""
+    router = open_router(["cpu"])
+    held, release = threading.Event(), threading.Event()
+
+    def hold(_: Future[str]) -> None:
+        held.set()
+        assert release.wait(WAIT_S)
+
+    router.submit_future("first", max_new_tokens=1).add_done_callback(hold)
+    assert held.wait(WAIT_S)
+    later = [router.submit_future(text, max_new_tokens=1) for text in ("second", "third")]
+    deadline = time.monotonic() + WAIT_S
+    while router.counts[0].launches < 3:  # the second is answered, and the third is launched
+        assert time.monotonic() < deadline
+    assert not later[0].done()
+    release.set()
+    assert [each.result(WAIT_S) for each in later] == [answer("second", 1), answer("third", 1)]
+
+
+def test_a_callback_that_exits_ends_nothing(open_router: Open) -> None:
+    router = open_router()
+    for text in "ab":
+        router.submit_future(text, max_new_tokens=1).add_done_callback(lambda _: sys.exit(3))
+
+    assert router.submit_many("cd", max_new_tokens=1) == [answer("c", 1), answer("d", 1)]
+    assert router.events == []
+
+
+def test_futures_of_texts_and_of_ids_can_be_cancelled(open_router: Open) -> None:
+    router = open_router(["cpu"], engine=spec(token_ms=1.0))
+    running, waiting = (router.submit_future(text, max_new_tokens=100_000) for text in "ab")
+    last = router.submit_ids((1,), max_new_tokens=100_000)
+
+    for future in (waiting, last, running):
+        assert router.cancel(future)
+
+    with pytest.raises(EngineError, match="cancelled before a replica took it"):
+        waiting.result(WAIT_S)
+    with pytest.raises(EngineError, match=r"^The request was cancelled\.$"):
+        running.result(WAIT_S)
+    assert last.result(WAIT_S).status == "cancelled"
+    assert not any(map(router.cancel, (running, waiting, last)))
+
+
+def test_requests_of_the_wrong_type_are_refused_by_name(open_router: Open) -> None:
+    router = open_router(["cpu"])
+    asked: Any = router
+    for call, said in (
+        (lambda: asked.submit(None, max_new_tokens=1), "A prompt must be text, got None."),
+        (lambda: asked.submit_many(["a", 5], max_new_tokens=1), "A prompt must be text, got 5."),
+        (lambda: asked.submit_many(5, max_new_tokens=1), "texts must be a list of prompts, got 5."),
+        (lambda: asked.submit_future(b"a", max_new_tokens=1), "A prompt must be text, got b'a'."),
+        (
+            lambda: asked.submit("a", max_new_tokens="5"),
+            "max_new_tokens must be a whole number of at least 1, got '5'.",
+        ),
+        (
+            lambda: asked.submit("a", max_new_tokens=True),
+            "max_new_tokens must be a whole number of at least 1, got True.",
+        ),
+        (lambda: asked.submit("a", max_new_tokens=1, greedy="no"), "greedy must be True or False, got 'no'."),
+        (lambda: asked.submit("a", max_new_tokens=1, sampling=0.7), "sampling must be a Sampling, or None, got 0.7."),
+        (
+            lambda: asked.submit("a", max_new_tokens=1, priority=3),
+            "priority must be one of interactive, batch, got 3.",
+        ),
+        (lambda: asked.submit_ids([1, None], max_new_tokens=1), "input_ids must be whole numbers, got [1, None]."),
+        (lambda: asked.submit_ids("ab", max_new_tokens=1), "input_ids must be whole numbers, got ab."),
+        (lambda: Sampling("hot"), "temperature must be 0 (greedy) or more, got 'hot'."),  # type: ignore[arg-type]
+        (lambda: Sampling(top_k=True), "top_k must be a whole number, 0 (no limit) or more, got True."),
+        (lambda: Sampling(top_p=None), "top_p must lie in (0, 1], got None."),  # type: ignore[arg-type]
+        (lambda: Sampling(seed=1.5), "seed must be a whole number, got 1.5."),  # type: ignore[arg-type]
+        (lambda: asked.submit_ids(7, max_new_tokens=1), "input_ids must be whole numbers, got 7."),
+    ):
+        with pytest.raises(RequestError, match=f"^{re.escape(said)}$"):
+            call()
+    assert sum(each.launches for each in router.counts) <= 1  # the good prompt before the bad one
+
+
+def test_ids_of_any_whole_numbers_are_taken(open_router: Open) -> None:
+    """Of a list, and of numpy's."""
+    router = open_router(["cpu"])
+    ids: Any = list(np.array([1, 2, 3]))
+
+    completion = router.submit_ids(ids, max_new_tokens=2).result(WAIT_S)
+
+    assert completion.output_ids == tuple(SimulatedEngine().output_ids((1, 2, 3), 2))
+
+
 def test_a_micro_batch_window_fills_launches(open_router: Open, echo: str) -> None:
     router = open_router(
         ["cpu"], engine=EngineSpec(f"{echo}.Echo"), microbatch_window_ms=3.6e6, microbatch_max=3
@@ -230,6 +325,18 @@ def test_each_replica_has_a_log(open_router: Open, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["replica-0.log", "replica-1.log"]
 
 
+def test_the_grace_of_a_close_is_that_of_all_replicas_together(open_router: Open) -> None:
+    """Each has a request that outlasts it; one after the other they would take three times as long."""
+    router = open_router(["cpu"] * 3, engine=spec(prefill_ms=600_000.0))
+    futures = [router.submit_ids((1,), max_new_tokens=1) for _ in range(3)]
+    started = time.monotonic()
+
+    router.close(grace_s=1.0)
+
+    assert 1.0 <= time.monotonic() - started < 2.5
+    assert {future.result(WAIT_S).status for future in futures} == {"cancelled"}
+
+
 def test_a_closed_router_takes_no_prompts(open_router: Open) -> None:
     with open_router(["cpu"]) as router:
         pass
@@ -248,6 +355,18 @@ def test_a_closed_router_takes_no_prompts(open_router: Open) -> None:
         ({"max_concurrency_per_device": 0}, "max_concurrency_per_device"),
         ({"engine": spec(token_ms=-1.0)}, "token_ms"),
         ({"engine": spec(speed=1)}, "speed"),
+        ({"engine": "simulated"}, "engine must be an EngineSpec, or None, got 'simulated'"),
+        ({"dtype": 32}, "dtype must be text, or None, got 32"),
+        ({"dtype": ""}, "dtype '' is not known"),
+        ({"policy": 1}, "policy 1 is not known"),
+        ({"policy": ""}, "policy '' is not known"),
+        ({"devices": True}, "devices=True names no devices"),
+        ({"devices": ["cpu", None]}, "The device 'None' is not on this machine"),
+        ({"log_dir": 5}, "log_dir must be a folder's path, or None, got 5"),
+        ({"hang_s": "5"}, "hang_s must lie above 0 .*, got '5'"),
+        ({"max_concurrency_per_device": "2"}, "max_concurrency_per_device .*, got '2'"),
+        ({"max_queue": True}, "max_queue .*, got True"),
+        ({"microbatch_window_ms": "2"}, "microbatch_window_ms .*, got '2'"),
     ],
 )
 def test_arguments_that_do_not_fit_leave_nothing_behind(open_router: Open, options: dict[str, Any], named: str) -> None:
@@ -310,6 +429,50 @@ def test_the_sampling_arguments_reach_the_engine(
     assert capsys.readouterr().out == "8 50 7 90 3 1\n"
 
 
+def test_the_routers_arguments_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    def open_router(*arguments: Any, **options: Any) -> Router:
+        given.extend((arguments, options))
+        raise UsageError("Seen.")
+
+    monkeypatch.setattr(router_module, "Router", open_router)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a\n"))
+    flags = "--devices 2 --policy least_work --max-concurrency 3 --microbatch-window-ms 1.5 --microbatch-max 4"
+    more = "--max-queue 0 --max-restarts 5 --hang-s 60 --log-dir logs"
+
+    assert main(["directory", *flags.split(), *more.split()]) == 4
+
+    assert given == [
+        ("directory", 2, None, "least_work", 3),
+        {
+            "microbatch_window_ms": 1.5,
+            "microbatch_max": 4,
+            "max_queue": 0,
+            "max_restarts": 5,
+            "hang_s": 60.0,
+            "log_dir": Path("logs"),
+        },
+    ]
+
+
+def test_the_commands_defaults_are_the_routers() -> None:
+    options = vars(router_parser().parse_args(["directory"]))
+    defaults = {name: each.default for name, each in inspect.signature(Router).parameters.items()}
+    for name in ("microbatch_window_ms", "microbatch_max", "max_queue", "max_restarts", "hang_s", "log_dir"):
+        assert options[name] == defaults[name], name
+
+
+def test_prompts_past_a_full_queue_fail_by_name(
+    command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("a\nb\nc\n", "--max-queue", "0", "--max-new-tokens", "2", prefill_ms=300.0) == 1
+
+    captured = capsys.readouterr()
+    assert captured.out == f"{answer('a', 2)}\n{answer('b', 2)}\n"
+    assert "prompt 3 of 3 failed: Every queue is full (" in captured.err
+
+
 def test_json_lines(command: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text("één\nzwei\n", encoding="utf-8")
@@ -360,10 +523,15 @@ def test_a_failed_prompt_keeps_its_json_line(command: Callable[..., int], capsys
         ("a", ["no-such-file.txt"], "no-such-file.txt cannot be read"),
         ("a", ["--max-new-tokens", "0"], "'0' is not a whole number of at least 1"),
         ("a", ["--speed", "9"], "unrecognized arguments: --speed 9"),
-        ("a", ["--policy", "best"], "There is no routing policy 'best'"),
+        ("a", ["--policy", "best"], "argument --policy: invalid choice: 'best'"),
         ("a", ["--dtype", "int3"], "dtype 'int3'"),
         ("a", ["--chat", "--raw"], "not allowed with"),
         ("a", ["--top-k", "-1"], "top_k must be a whole number"),
+        ("a", ["--max-queue", "-1"], "argument --max-queue: '-1' is not a whole number, 0 or more"),
+        ("a", ["--max-restarts", "1.5"], "argument --max-restarts: '1.5' is not a whole number, 0 or more"),
+        ("a", ["--microbatch-window-ms", "inf"], "argument --microbatch-window-ms: 'inf' is not a number, 0 or more"),
+        ("a", ["--microbatch-max", "0"], "argument --microbatch-max: '0' is not a whole number of at least 1"),
+        ("a", ["--hang-s", "0"], "hang_s must lie above 0"),
     ],
 )
 def test_wrong_usage_is_one_sentence_and_exit_4(

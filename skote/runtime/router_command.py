@@ -1,0 +1,151 @@
+"""The command `skote-router`: its arguments, and its prompts put through a router."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from skote.runtime.cli import (
+    NO_TEMPLATE,
+    Parser,
+    add_text_arguments,
+    complain,
+    not_negative,
+    positive,
+    read_prompts,
+    sampling_of,
+)
+from skote.runtime.policies import POLICIES
+from skote.types import Completion, ExitCode, RequestError, Sampling
+
+if TYPE_CHECKING:
+    from skote.runtime.router import Router
+
+PROG = "skote-router"
+
+
+def router_parser() -> Parser:
+    """The command's arguments."""
+    parser = Parser(prog=PROG, description="Answer many prompts, one a line, over replicas of one model.")
+    add_text_arguments(parser, 64)
+    parser.add_argument("file", metavar="FILE", nargs="?", default="-", help="prompts, one a line; - is stdin")
+    parser.add_argument("--devices", type=_devices, help="a count, all, cpu, cuda:1, or cuda:0,cuda:2")
+    parser.add_argument(
+        "--policy", choices=POLICIES, default="round_robin", help="which replica takes a prompt (%(default)s)"
+    )
+    parser.add_argument(
+        "--max-concurrency", type=positive, default=1, metavar="N", help="launches in flight a device (%(default)s)"
+    )
+    parser.add_argument(
+        "--microbatch-window-ms",
+        type=not_negative(float),
+        default=0.0,
+        metavar="MS",
+        help="how long a prompt may wait for others to share its launch; 0 (default) is off",
+    )
+    parser.add_argument(
+        "--microbatch-max",
+        type=positive,
+        default=8,
+        metavar="N",
+        help="prompts of such a launch at most (%(default)s); greedy ones alone share one",
+    )
+    parser.add_argument(
+        "--max-queue",
+        type=not_negative(int),
+        metavar="N",
+        help="prompts that may wait for a replica; all come at once, and those past it fail (default: no limit)",
+    )
+    parser.add_argument(
+        "--max-restarts",
+        type=not_negative(int),
+        default=1,
+        metavar="N",
+        help="how often a replica whose process ended is started again (%(default)s)",
+    )
+    parser.add_argument(
+        "--hang-s",
+        type=float,
+        metavar="S",
+        help="seconds without a token after which a busy replica's process is ended (default: never)",
+    )
+    parser.add_argument("--log-dir", type=Path, metavar="DIR", help="one log a replica goes here, instead of stderr")
+    parser.add_argument("--json", action="store_true", help="one JSON object a prompt instead of plain text")
+    return parser
+
+
+def _devices(value: str) -> int | str | list[str]:
+    if value.isdecimal():
+        return int(value)
+    return value.split(",") if "," in value else value
+
+
+def answer_prompts(options: argparse.Namespace, open_router: Callable[..., Router]) -> ExitCode:
+    """Put the prompts through a router, and write the answers in their order; FAILED where a prompt failed.
+
+    Raises:
+        UsageError: there is no prompt, or an argument does not fit; further errors are `Router`'s.
+    """
+    sampling = sampling_of(options)
+    prompts = read_prompts(options.file)
+    failures = 0
+    with open_router(
+        options.directory,
+        options.devices,
+        options.dtype,
+        options.policy,
+        options.max_concurrency,
+        microbatch_window_ms=options.microbatch_window_ms,
+        microbatch_max=options.microbatch_max,
+        max_queue=options.max_queue,
+        max_restarts=options.max_restarts,
+        hang_s=options.hang_s,
+        log_dir=options.log_dir,
+    ) as router:
+        if options.chat and not router.codec.has_chat_template:
+            complain(PROG, NO_TEMPLATE)
+        encode = router.codec.encode_chat if options.chat else router.codec.encode
+        answers = [_submit(router, encode(prompt), options.max_new_tokens, sampling) for prompt in prompts]
+        for index, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+            completion = answer.result() if isinstance(answer, Future) else None
+            error = str(answer) if completion is None else completion.error
+            failures += error is not None
+            text = None if completion is None or error is not None else router.codec.decode(completion.output_ids)
+            if error is not None:
+                complain(PROG, f"prompt {index + 1} of {len(prompts)} failed: {error}")
+            if options.json:
+                record = {"index": index, "prompt": prompt, "text": text, "error": error, **_figures(completion)}
+                sys.stdout.write(json.dumps(record) + "\n")
+            elif text is not None:
+                ran = ", ".join(f"{name} {value:g}" for name, value in _figures(completion).items())
+                sys.stderr.write(f"--- {index + 1}/{len(prompts)} ({ran})\n")
+                sys.stderr.flush()
+                sys.stdout.write(text + "\n")
+            sys.stdout.flush()
+    return ExitCode.FAILED if failures else ExitCode.DONE
+
+
+def _submit(
+    router: Router, input_ids: tuple[int, ...], max_new_tokens: int, sampling: Sampling
+) -> Future[Completion] | RequestError:
+    try:
+        return router.submit_ids(input_ids, max_new_tokens=max_new_tokens, sampling=sampling)
+    except RequestError as error:  # this prompt is at fault, the others are not
+        return error
+
+
+def _figures(completion: Completion | None) -> dict[str, float]:
+    """Where a prompt ran and how long it took (e2el_ms of METRICS.md); nothing for one that gave no token."""
+    if completion is None or not completion.chunks:
+        return {}
+    e2el_ms = (completion.chunks[-1].t_ns - completion.dispatched_ns) / 1e6
+    return {
+        "replica": completion.replica,
+        "output_tokens": len(completion.output_ids),
+        "e2el_ms": round(e2el_ms, 3),
+    }
