@@ -16,7 +16,8 @@ from types import TracebackType
 from typing import Any, Literal, cast
 
 from skote import types
-from skote.runtime.worker import CANCEL, READY, Part
+from skote.runtime.launch_rows import Part
+from skote.runtime.worker import CANCEL, READY
 from skote.runtime.worker_process import WorkerProcess
 from skote.types import Chunk, Completion, EngineSpec, ReplicaError, Request, SkoteError, UsageError
 

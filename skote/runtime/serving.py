@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from skote.runtime.closure import ended
@@ -22,10 +22,10 @@ class BatchDevice(Protocol):
     def begin(self) -> None:
         """Forget what ran before: no row is in use."""
 
-    def prefill(self, pieces: Sequence[Piece]) -> Hashable:
+    def prefill(self, pieces: Sequence[Piece]) -> object:
         """Queue a pack; the seats' pages are those of the cache."""
 
-    def step(self, size: int, seats: Sequence[Seat]) -> Hashable:
+    def step(self, size: int, seats: Sequence[Seat]) -> object:
         """Queue a step of `size` rows, the first of which are those of `seats`."""
 
     def join(self, row: int, piece: int) -> None:
@@ -66,7 +66,7 @@ class Serving:
         self._device = device
         self._check = check
         self._eos_ids = eos_ids
-        self._pending: deque[tuple[Hashable, list[tuple[int, Seat]]]] = deque()
+        self._pending: deque[tuple[object, list[tuple[int, Seat]]]] = deque()
 
     def run(self) -> None:
         """Serve until nothing runs, waits or arrives."""
