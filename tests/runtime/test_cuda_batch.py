@@ -136,8 +136,8 @@ def test_requests_that_join_and_leave_get_the_tokens_of_a_run_alone(tmp_path: Pa
     requests = COMPANIONS[:40]
     alone = [tokens(engine, [request])[0] for request in requests]
     desk = Visitors(requests)
-    engine.serve(desk)
-    assert set(desk.ends) == set(range(40))
+    while len(desk.ends) < 40:  # an engine that has nothing left to do returns, though there may be more to come
+        engine.serve(desk)
     for key, expected in enumerate(alone):
         if desk.ends[key] is None:
             assert desk.tokens[key] == expected[: len(desk.tokens[key])]
