@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from skote.types import EngineError, FinishReason, Request
 
-_CLOCK = time.monotonic_ns  # bound before an engine's code is there to put another in its place
+CLOCK = time.monotonic_ns  # bound before an engine's code is there to put another in its place
 
 
 class Part(NamedTuple):
@@ -46,10 +46,6 @@ class RowRecord:
         """Whether it has all tokens that were asked for."""
         return len(self._output_ids) >= self.request.max_new_tokens
 
-    def admit(self) -> None:
-        """Stamp the moment at which the engine takes it."""
-        self.admitted_ns = _CLOCK()
-
     def emit(self, token_ids: Sequence[int], *, dropped: bool) -> None:
         """Note tokens that the engine hands over now, or that they were `dropped`.
 
@@ -58,7 +54,7 @@ class RowRecord:
         """
         # A token counts when the host holds its integer: whatever the engine hands over is made one before the stamp.
         held = [index(token) for token in token_ids]
-        now = _CLOCK()
+        now = CLOCK()
         if not held:
             raise EngineError(f"{self._engine} emitted a chunk without tokens.")
         if dropped:

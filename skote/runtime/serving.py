@@ -107,25 +107,28 @@ class Serving:
         self._apply(self._scheduler.launched(work))
 
     def _hear(self) -> None:
-        """Wait for the oldest launch, and hand its tokens over."""
+        """Wait for the oldest launch, hand its tokens over, and then answer those that have ended: no token waits."""
         mark, awaited = self._pending.popleft()
         tokens = self._device.tokens(mark)  # also where none is awaited: no more than `ahead` launches are queued
-        gone = []
+        gone: list[tuple[Seat, FinishReason | None]] = []
         for index, seat in awaited:
             if seat.over:  # it had ended when the launch was queued behind its last one
                 continue
             token = tokens[index]
             if token < 0:
-                gone.append(seat)
-                self._desk.fail(seat.key, not_numbers(len(seat.request.input_ids) + seat.heard - 1))
+                gone.append((seat, None))
                 continue
             self._desk.emit(seat.key, (token,))
             seat.heard += 1
             reason = ended(seat.request, token, seat.heard, self._eos_ids)
             if reason is not None:
-                gone.append(seat)
+                gone.append((seat, reason))
+        self._apply(self._scheduler.leave(seat for seat, _ in gone))
+        for seat, reason in gone:
+            if reason is not None:
                 self._desk.end(seat.key, reason)
-        self._apply(self._scheduler.leave(gone))
+            else:
+                self._desk.fail(seat.key, not_numbers(len(seat.request.input_ids) + seat.heard - 1))
 
     def _apply(self, changes: Sequence[Change]) -> None:
         for change in changes:

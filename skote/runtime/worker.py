@@ -30,7 +30,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from skote import types
-from skote.runtime.launch_rows import Part, RowRecord
+from skote.runtime.launch_rows import CLOCK, Part, RowRecord
 from skote.runtime.worker_desk import Launch, WorkerDesk
 from skote.types import BatchingEngine, Engine, EngineError, EngineSpec, FinishReason, Request, SkoteError, UsageError
 
@@ -195,8 +195,9 @@ def _generate(
     name = type(engine).__name__
     records = [RowRecord(request, name) for request in requests]
     rows = range(len(records))
+    admitted_ns = CLOCK()
     for record in records:
-        record.admit()
+        record.admitted_ns = admitted_ns
 
     def awaited(row: int) -> bool:
         return not records[row].complete and not is_cancelled(row)

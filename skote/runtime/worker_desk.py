@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from skote.runtime.launch_rows import Part, RowRecord
+from skote.runtime.launch_rows import CLOCK, Part, RowRecord
 from skote.types import FinishReason, Request, SkoteError
 
 Launch = tuple[int, Sequence[Request]]
@@ -72,7 +72,7 @@ class WorkerDesk:
 
     def admit(self, key: int) -> None:
         """As `Desk.admit`."""
-        self._rows[key][2].admit()
+        self._rows[key][2].admitted_ns = CLOCK()
 
     def emit(self, key: int, token_ids: Sequence[int]) -> None:
         """As `Desk.emit`; what comes after a cancel is dropped."""
