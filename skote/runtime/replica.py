@@ -210,7 +210,8 @@ class Replica:
             raise
 
     def generate(self, requests: Sequence[Request]) -> Future[list[Completion]]:
-        """Hand over `requests` as one launch; launches queue in the process and are answered in order.
+        """Hand over `requests` as one launch; launches queue in the process and are answered in order, or as they end
+        where the engine batches in flight.
 
         The future never raises: failures are completions with status "error", or "cancelled" after `close`.
         """
@@ -219,7 +220,8 @@ class Replica:
         return launch.future
 
     def cancel(self, launch: Future[list[Completion]], row: int) -> None:
-        """Drop a row of a launch that `generate` gave; it is left within a step where no other row is waited for.
+        """Drop a row of a launch that `generate` gave; it is left within a step where the engine batches in flight, or
+        no other row is waited for.
 
         Its completion has status "cancelled" and the tokens until then, or "ok" where it had them all.
         """
