@@ -21,7 +21,7 @@ import enum
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -208,6 +208,44 @@ class Engine(Protocol):
         compile_s (seconds or null), notes (a sentence for each slow path that runs), paths (op -> path -> calls),
         speculative (true where one reading of the weights may give several tokens).
         """
+
+
+class Desk(Protocol):
+    """Where an engine that batches in flight takes requests and leaves what becomes of them, between its steps.
+
+    A request is known by its key. `end` and `fail` are called once for each that was taken, one of them, and nothing
+    for its key after that.
+    """
+
+    def arrivals(self) -> Sequence[tuple[int, Request]]:
+        """Requests that have come since the last call, with their keys; it does not wait."""
+
+    def is_cancelled(self, key: int) -> bool:
+        """Whether nobody waits for the request any more; the engine then ends it, within a step."""
+
+    def admit(self, key: int) -> None:
+        """The request takes part in the batch from now on."""
+
+    def emit(self, key: int, token_ids: Sequence[int]) -> None:
+        """New tokens of a request, called when the host holds them."""
+
+    def end(self, key: int, reason: FinishReason | None) -> None:
+        """The request has ended; None where it was cancelled."""
+
+    def fail(self, key: int, error: SkoteError) -> None:
+        """The request has failed, and no other one."""
+
+
+@runtime_checkable
+class BatchingEngine(Engine, Protocol):
+    """An engine whose batch requests may join and leave between two steps."""
+
+    @property
+    def rows(self) -> int:
+        """How many requests a step advances; where it is 1, `generate` serves as well."""
+
+    def serve(self, desk: Desk) -> None:
+        """Run what `desk` has and what comes meanwhile; returns when nothing is left."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,6 +97,27 @@ def context_length(
     return min(positions, facts.max_positions)
 
 
+def cache_positions(facts: ModelFacts, capacity: int, *, rows: int, element_size: int, device: torch.device) -> int:
+    """Positions of a cache that `rows` rows of up to `capacity` positions share, beside the weights on `device`.
+
+    Enough for all of them at their longest, or what memory has room for, of which a tenth stays free.
+
+    Raises:
+        CapacityError: there is no room for one row.
+    """
+    wanted, memory = rows * capacity, free_bytes(device)
+    if memory is None:
+        return wanted
+    free, total = memory
+    room = int(free - KEPT_FREE * total) // facts.kv_bytes_per_token(element_size)
+    if room < capacity:
+        raise CapacityError(
+            f"{device} has room for a KV cache of {max(room, 0)} positions beside the weights, a request may take "
+            f"{capacity}: lower engine.max_model_len, or use fewer layers, a smaller dtype or a larger device."
+        )
+    return min(wanted, room)
+
+
 def check_request(request: Request, *, capacity: int, vocab: int) -> None:
     """Check that `request` fits a context of `capacity` positions and a vocabulary of `vocab` tokens.
 

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
 
-from skote.types import Emit, FinishReason, Request
+from skote.types import Desk, Emit, FinishReason, Request
 
 
 class Closure(Protocol):
-    """A loaded model with its cache. Requests were checked against its capacity before."""
+    """A loaded model with its cache. Requests were checked against its capacity before.
+
+    Attributes:
+        rows: requests that `serve` advances together.
+    """
+
+    rows: int
 
     def generate(self, requests: Sequence[Request], emit: Emit) -> list[FinishReason]:
         """As `Engine.generate`."""
+
+    def serve(self, desk: Desk, check: Callable[[Request], None]) -> None:
+        """As `BatchingEngine.serve`; `check` raises a `SkoteError` for a request that cannot be served."""
 
     def score(self, request: Request, forced_ids: Sequence[int]) -> torch.Tensor:
         """As `Engine.score`: `[len(forced_ids), vocab]`, fp32."""

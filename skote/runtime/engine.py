@@ -6,6 +6,7 @@ import gc
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,11 @@ from skote.model.weights import load_weights
 from skote.runtime.capacity import check_context, check_request, context_length
 from skote.runtime.closure import Closure
 from skote.runtime.plain_closure import PlainClosure
-from skote.types import Emit, FinishReason, Request, UsageError
+from skote.runtime.scheduler import SIZES
+from skote.types import Desk, Emit, FinishReason, Request, UsageError
 
-MAX_BATCH = 16
-"""Rows of the multi-row kernels' tile."""
+PREFILL_CHUNK = 512
+"""Tokens of prompts between two steps, by default."""
 
 
 class SkotergyEngine:
@@ -44,7 +46,9 @@ class SkotergyEngine:
         pad_id: the tokenizer's padding id; the embedding grows where it lies beyond it.
         max_model_len: positions that a request may take; by default the model's own, at most 8192; "auto" for as many
             as free memory holds.
-        max_batch: rows of a captured step in tier 1, 1 to 16: 1 takes the matrix-vector kernels.
+        max_batch: requests that are advanced together, joining and leaving between two steps, 1 to 128. Captured steps
+            of tier 1 have as many rows, 1 takes the matrix-vector kernels; elsewhere rows take their steps in turn.
+        prefill_chunk: tokens of prompts that a batch of captured rows prefills between two steps.
         warmup_buckets: prompt lengths whose prefill is captured at load; None for the built-in ones.
         compile: compile the decode step (CPU), or capture prefill and step (CUDA).
 
@@ -67,18 +71,19 @@ class SkotergyEngine:
         pad_id: int | None = None,
         max_model_len: int | str | None = None,
         max_batch: int = 1,
+        prefill_chunk: int = PREFILL_CHUNK,
         warmup_buckets: Sequence[int] | None = None,
         compile: bool = True,
     ) -> None:
         del threads
-        _check_options(max_batch, warmup_buckets, compile)
+        _check_options(max_batch, prefill_chunk, warmup_buckets, compile)
         gc.collect()  # an engine that is gone has graphs, and one that is destroyed during a capture breaks it
         facts = load_facts(Path(local_dir), layers)
         check_context(max_model_len, facts)
         self._device = torch.device(device)
         self._dtype: torch.dtype = getattr(torch, TORCH_DTYPES[dtype])
-        self._max_model_len, self._max_batch, self._rows = max_model_len, max_batch, 1
-        self._bucketed = False
+        self._max_model_len, self._max_batch, self._prefill_chunk = max_model_len, max_batch, prefill_chunk
+        self._bucketed = self._packed = False
         self._warmup_buckets, self._compile = warmup_buckets, compile
         self.facts: ModelFacts
         self._closure: Closure
@@ -97,6 +102,16 @@ class SkotergyEngine:
         for request in requests:
             check_request(request, capacity=self._capacity, vocab=self.facts.vocab)
         return self._closure.generate(requests, emit)
+
+    @property
+    def rows(self) -> int:
+        """As `BatchingEngine.rows`."""
+        return self._closure.rows
+
+    @torch.no_grad()
+    def serve(self, desk: Desk) -> None:
+        """As `BatchingEngine.serve`."""
+        self._closure.serve(desk, partial(check_request, capacity=self._capacity, vocab=self.facts.vocab))
 
     @torch.no_grad()
     def score(self, request: Request, forced_ids: Sequence[int]) -> NDArray[np.float32]:
@@ -122,7 +137,7 @@ class SkotergyEngine:
             "parameters": self.facts.parameters,
             "bytes_per_token": self.facts.bytes_per_token(self._dtype.itemsize),
             "max_model_len": self._capacity,
-            "max_batch": self._rows,
+            "max_batch": self.rows,
             "load_s": self._load_s,
             "flags": flags_record(),
             **described,
@@ -146,19 +161,23 @@ class SkotergyEngine:
             from skote.runtime.cuda_closure import CudaClosure
 
             refusal = CudaClosure.refusal(spec)
-        if captured and refusal is None:
-            self._rows = self._max_batch
-            self._bucketed = self._rows == 1
-        self._capacity = self._context_length(self._rows)
+        rows = self._max_batch
+        self._capacity = self._context_length(rows)
         decoder = Decoder(spec, weights, self._capacity)
         if captured and refusal is None:
-            self._closure = CudaClosure(
-                decoder, capacity=self._capacity, max_batch=self._max_batch, warmup_buckets=self._warmup_buckets
+            self._bucketed, self._packed = rows == 1, rows > 1
+            if rows == 1:
+                self._closure = CudaClosure(decoder, capacity=self._capacity, warmup_buckets=self._warmup_buckets)
+                return
+            from skote.runtime.batch_closure import BatchClosure
+
+            self._closure = BatchClosure(
+                decoder, capacity=self._capacity, max_batch=rows, prefill_chunk=self._prefill_chunk
             )
             return
         notes = [] if refusal is None else [f"Prefill and decode step run on plain ops: {refusal}."]
         compiled = self._compile and self._device.type == "cpu"
-        self._closure = PlainClosure(decoder, capacity=self._capacity, compiled=compiled, notes=notes)
+        self._closure = PlainClosure(decoder, capacity=self._capacity, compiled=compiled, rows=rows, notes=notes)
 
     def _load_module(
         self, local_dir: Path, facts: ModuleFacts, random_seed: int | None, layers: int | None, pad_id: int | None
@@ -173,11 +192,11 @@ class SkotergyEngine:
         self._load_s = time.monotonic() - started
         self._fingerprint = fingerprint(module.named_parameters())
         self.facts = facts
-        self._capacity = self._context_length(1)
+        self._capacity = self._context_length(self._max_batch)
         refusal = None if self._compile else "engine.compile is false"
         if self._device.type != "cuda":
             refusal = "tier 2 needs a CUDA device"
-        self._closure = ModuleClosure(module, facts, capacity=self._capacity, refusal=refusal)
+        self._closure = ModuleClosure(module, facts, capacity=self._capacity, refusal=refusal, rows=self._max_batch)
 
     def _context_length(self, rows: int) -> int:
         return context_length(
@@ -187,18 +206,24 @@ class SkotergyEngine:
     def _without_effect(self) -> list[str]:
         """A sentence for each option that this model, tier or device makes nothing of."""
         notes = []
-        if self._rows < self._max_batch:
-            notes.append(f"engine.max_batch={self._max_batch} has no effect: only captured steps of tier 1 have rows.")
+        if self.rows < self._max_batch:
+            notes.append(f"engine.max_batch={self._max_batch} has no effect: the captured step of tier 2 has one row.")
+        elif self.rows > 1 and not self._packed:
+            notes.append(f"The {self.rows} rows of engine.max_batch take their steps in turn: they share no product.")
+        if self._prefill_chunk != PREFILL_CHUNK and not self._packed:
+            notes.append("engine.prefill_chunk has no effect: only captured steps of several rows cut prompts.")
         if self._warmup_buckets is not None and not self._bucketed:
             notes.append("engine.warmup_buckets has no effect: only the single-row kernels prefill by buckets.")
         return notes
 
 
-def _check_options(max_batch: int, warmup_buckets: Sequence[int] | None, compiled: bool) -> None:
+def _check_options(max_batch: int, prefill_chunk: int, warmup_buckets: Sequence[int] | None, compiled: bool) -> None:
     if not isinstance(compiled, bool):
         raise UsageError(f"engine.compile={compiled} must be true or false.")
-    if not isinstance(max_batch, int) or not 1 <= max_batch <= MAX_BATCH:
-        raise UsageError(f"engine.max_batch={max_batch} must lie between 1 and {MAX_BATCH}.")
+    if not isinstance(max_batch, int) or not 1 <= max_batch <= SIZES[-1]:
+        raise UsageError(f"engine.max_batch={max_batch} must lie between 1 and {SIZES[-1]}.")
+    if not isinstance(prefill_chunk, int) or prefill_chunk < 1:
+        raise UsageError(f"engine.prefill_chunk={prefill_chunk} must be a whole number of at least 1.")
     if isinstance(warmup_buckets, str) or not isinstance(warmup_buckets, Sequence | None):
         raise UsageError(
             f"engine.warmup_buckets={warmup_buckets} must be a list of prompt lengths, such as [128,1024]."

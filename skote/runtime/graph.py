@@ -7,6 +7,7 @@ weights as arguments: a whole-model graph would be a tenth faster and take minut
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import torch
 from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit
@@ -53,25 +54,26 @@ class DecodeStep:
         self._head = torch.compile(head, fullgraph=True)
         self.compiled = compiled and self._try_to_compile()
 
-    def __call__(self, token: int, position: int) -> torch.Tensor:
-        """Feed `token` at `position`; logits `[1, vocab]` for the one after it."""
+    def __call__(self, token: int, position: int, cache: StaticCache | None = None) -> torch.Tensor:
+        """Feed `token` at `position`; logits `[1, vocab]` for the one after it. Another `cache` has the same shape."""
+        layers = (cache or self._cache).layers
         if not self.compiled:
-            return self._plain(token, position)
+            return self._plain(token, position, layers)
         decoder = self._decoder
         key_mask = self._no_padding[:, : position + 1]
         torch._dynamo.maybe_mark_dynamic(key_mask, 1)
         cos, sin = decoder.rope(torch.tensor([[position]]))
         x = decoder.weights.embed[token].view(1, 1, -1).float()
-        for weights, layer_cache in zip(decoder.weights.layers, self._cache.layers, strict=True):
+        for weights, layer_cache in zip(decoder.weights.layers, layers, strict=True):
             x = self._layer(x, weights, layer_cache, cos, sin, key_mask)
         decoder.paths["rms_norm", "compiled"] += 2 * decoder.spec.layers + 1
         return self._head(x, decoder.weights.norm, decoder.weights.lm_head)
 
-    def _plain(self, token: int, position: int) -> torch.Tensor:
+    def _plain(self, token: int, position: int, layers: Sequence[LayerCache]) -> torch.Tensor:
         device = self._decoder.device
         return self._decoder.forward(
             torch.tensor([[token]], device=device),
-            self._cache.layers,
+            layers,
             self._no_padding[:, : position + 1],
             torch.tensor([[position]], device=device),
         )

@@ -1,8 +1,8 @@
 """The two sets of kernels that a decode step on CUDA is made of.
 
 The single-row set multiplies matrices by one vector and is as fast as memory can be read. The multi-row set multiplies
-them by a tile of 16 rows through tensor cores, whatever the number of rows in use: a row's result depends on nothing
-but that row. Between the sets roundings differ, so an engine keeps to one of them and says which.
+them by a tile of 16, 32, 64 or 128 rows through tensor cores, of which those in use are the first: a row's result
+depends on nothing but that row. Between the sets roundings differ, so an engine keeps to one of them and says which.
 
 Each kernel is launched by programmatic dependent launch, loads what is constant within a step while its predecessor
 still runs, and waits for it before its first dependent read and its first write. Constant are weights, rope tables, the
@@ -12,8 +12,6 @@ and the next replay starts when the graph has ended.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 import triton
 
@@ -21,7 +19,6 @@ from skote.kernels.flash_decode_triton import Attention, flash_decode
 from skote.kernels.gate_up_gemv_triton import gate_up_gemv
 from skote.kernels.head_gemm_triton import head_gemm
 from skote.kernels.head_gemv_triton import head_gemv
-from skote.kernels.launch import MAX_ROWS
 from skote.kernels.qkv_gemv_triton import qkv_gemv
 from skote.kernels.residual_gemv_triton import residual_gemv
 from skote.kernels.tiles import StepTiles, batch_tiles, step_tiles
@@ -34,37 +31,16 @@ from skote.runtime.step_state import StepState
 _SHORTEST = 256  # positions that the first graph covers, each further one twice as many: idle programs cost time
 
 
-class KernelSet(Protocol):
-    """A layer and the head of a step over `rows` rows. Each method returns the names of the ops that it launched.
-
-    `head` comes after the last layer: until then a set may keep back what the layer before adds to `state.x`.
-
-    `best` fp32 and `first` int32, `[rows, programs]`, hold the first stage of the greedy choice after `head`.
-    """
-
-    name: str
-    rows: int
-    attention: Attention
-    best: torch.Tensor
-    first: torch.Tensor
-
-    def layer(self, state: StepState, weights: LayerWeights, pool: Pool, positions: int) -> tuple[str, ...]:
-        """One layer on `state.x`, where at most the first `positions` positions are in use."""
-
-    def head(self, state: StepState, weights: DecoderWeights) -> tuple[str, ...]:
-        """Final norm and logits."""
-
-
-def coverage(capacity: int) -> list[int]:
-    """How many positions each captured step covers, the last one all of them."""
+def coverage(capacity: int, growth: int = 2) -> list[int]:
+    """How many positions each captured step covers, `growth` times as many as the one before, the last all of them."""
     covered = [_SHORTEST]
     while covered[-1] < capacity:
-        covered.append(covered[-1] * 2)
+        covered.append(covered[-1] * growth)
     return [min(each, capacity) for each in covered]
 
 
-class _StepAttention:
-    """The attention of a step, and its buffers."""
+class StepAttention:
+    """The attention of a step over up to `rows` rows, and its buffers."""
 
     def __init__(self, spec: DecoderSpec, weights: DecoderWeights, rows: int, capacity: int, cut: Attention) -> None:
         dtype, device = weights.norm.dtype, weights.norm.device
@@ -75,13 +51,16 @@ class _StepAttention:
         self._stats = torch.zeros(rows, splits, 2, spec.heads, device=device)
 
     def __call__(self, q: torch.Tensor, state: StepState, pool: Pool, positions: int, pdl: bool) -> torch.Tensor:
-        """What `q` [rows, heads, head_dim] gathers from the cache, alike in shape; kept until the next call."""
+        """What the rows of `state` gather from the cache with the first of `q` [rows, heads, head_dim].
+
+        All rows of the buffer, of which the others hold what they held: `[rows, heads, head_dim]`, until the next call.
+        """
         flash_decode(
-            q,
+            q[: state.rows],
             *pool,
             state.position,
             state.table,
-            self._out,
+            self._out[: state.rows],
             self._sums,
             self._stats,
             positions=positions,
@@ -92,7 +71,10 @@ class _StepAttention:
 
 
 class SingleRow:
-    """Matrix-vector kernels for one row. `attention` is how it is cut, by default as it suits the model."""
+    """Matrix-vector kernels for one row. Each method returns the names of the ops that it launched.
+
+    `best` fp32 and `first` int32, `[1, programs]`, hold the first stage of the greedy choice after `head`.
+    """
 
     name = "single-row"
     rows = 1
@@ -103,24 +85,23 @@ class SingleRow:
         weights: DecoderWeights,
         capacity: int,
         *,
-        attention: Attention | None = None,
         tiles: StepTiles | None = None,
         pdl: bool = True,
     ) -> None:
         self._eps, self._pdl = spec.norm_eps, pdl
         tiles = tiles or step_tiles(spec.hidden, spec.intermediate, spec.head_dim, weights.norm.dtype)
-        self.attention = attention or tiles.attention
-        self._tiles = tiles._replace(attention=self.attention)
+        self.attention = tiles.attention
+        self._tiles = tiles
         dtype, device = weights.norm.dtype, weights.norm.device
         self._q = torch.zeros(1, spec.heads, spec.head_dim, dtype=dtype, device=device)
         self._h = torch.zeros(spec.intermediate, dtype=dtype, device=device)
-        self._attend = _StepAttention(spec, weights, self.rows, capacity, self.attention)
+        self._attend = StepAttention(spec, weights, self.rows, capacity, self.attention)
         programs = triton.cdiv(spec.vocab, self._tiles.head.rows)
         self.best = torch.zeros(1, programs, device=device)
         self.first = torch.zeros(1, programs, dtype=torch.int32, device=device)
 
     def layer(self, state: StepState, weights: LayerWeights, pool: Pool, positions: int) -> tuple[str, ...]:
-        """As `KernelSet.layer`."""
+        """One layer on `state.x`, where at most the first `positions` positions are in use."""
         tiles, x = self._tiles, state.x[0]
         qkv_gemv(
             x,
@@ -144,7 +125,7 @@ class SingleRow:
         return "qkv_gemv", "flash_decode", "residual_gemv", "gate_up_gemv", "residual_gemv"
 
     def head(self, state: StepState, weights: DecoderWeights) -> tuple[str, ...]:
-        """As `KernelSet.head`."""
+        """Final norm and logits."""
         head_gemv(
             state.x[0],
             weights.norm,
@@ -160,35 +141,42 @@ class SingleRow:
 
 
 class MultiRow:
-    """Tensor-core kernels for a tile of 16 rows, of which those with a negative position are idle."""
+    """Tensor-core kernels for a tile of `rows` rows, one of `ROW_TILES`. Those with a negative position are idle.
+
+    `attend` may serve several tiles, one after another; it has at least as many rows.
+    """
 
     name = "multi-row"
-    rows = MAX_ROWS
 
-    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, capacity: int, *, pdl: bool = True) -> None:
+    def __init__(
+        self, spec: DecoderSpec, weights: DecoderWeights, rows: int, *, attend: StepAttention, pdl: bool = True
+    ) -> None:
+        self.rows = rows
         self._pdl = pdl
-        self._tiles = batch_tiles(spec.hidden, spec.intermediate, spec.head_dim, weights.norm.itemsize)
-        self.attention = self._tiles.attention
-        self._attend = _StepAttention(spec, weights, self.rows, capacity, self.attention)
-        self._chain = GemmChain(spec, weights, self.rows, tiles=self._tiles, page=self.attention.page, pdl=pdl)
+        self._tiles = batch_tiles(spec.hidden, spec.intermediate, spec.head_dim, weights.norm.itemsize, rows)
+        self._attend = attend
+        page = self._tiles.attention.page
+        self._chain = GemmChain(spec, weights, rows, tiles=self._tiles, page=page, pdl=pdl)
         programs = triton.cdiv(spec.vocab, self._tiles.head.rows)
-        self.best = torch.zeros(self.rows, programs, device=weights.norm.device)
-        self.first = torch.zeros(self.rows, programs, dtype=torch.int32, device=weights.norm.device)
+        self.best = torch.zeros(rows, programs, device=weights.norm.device)
+        self.first = torch.zeros(rows, programs, dtype=torch.int32, device=weights.norm.device)
 
-    def layer(self, state: StepState, weights: LayerWeights, pool: Pool, positions: int) -> tuple[str, ...]:
-        """As `KernelSet.layer`."""
-        rope = state.cos, state.sin
-        before = self._chain.qkv(state.x, weights.attn_norm, weights.qkv, rope, state.position, state.table, pool)
-        attended = self._attend(self._chain.q, state, pool, positions, self._pdl)
-        return (*before, "flash_decode", *self._chain.mlp(state.x, attended.flatten(1), weights))
+    def layer(
+        self, tile: StepState, live: StepState, weights: LayerWeights, pool: Pool, positions: int
+    ) -> tuple[str, ...]:
+        """One layer on the rows of `tile`, of which `live` has the first: beyond them all are idle."""
+        rope = tile.cos, tile.sin
+        before = self._chain.qkv(tile.x, weights.attn_norm, weights.qkv, rope, tile.position, tile.table, pool)
+        attended = self._attend(self._chain.q, live, pool, positions, self._pdl)[: self.rows]
+        return (*before, "flash_decode", *self._chain.mlp(tile.x, attended.flatten(1), weights))
 
-    def head(self, state: StepState, weights: DecoderWeights) -> tuple[str, ...]:
-        """As `KernelSet.head`."""
-        normed = self._chain.norm(state.x, weights.norm)
+    def head(self, tile: StepState, weights: DecoderWeights) -> tuple[str, ...]:
+        """Final norm and logits, and in `best` and `first` the first stage of the greedy choice."""
+        normed = self._chain.norm(tile.x, weights.norm)
         head_gemm(
             self._chain.normed,
             weights.lm_head,
-            state.logits,
+            tile.logits,
             self.best,
             self.first,
             tile=self._tiles.head,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,8 @@ from skote.runtime.module_cache import ModuleCache, flash_attention
 from skote.runtime.module_step import EagerStep, ModuleStep, StaticStep, forced_logits
 from skote.runtime.profile import kernel_times
 from skote.runtime.sampling import next_token, request_generator
-from skote.types import Emit, EngineError, FinishReason, Request
+from skote.runtime.turns import serve_in_turns
+from skote.types import Desk, Emit, EngineError, FinishReason, Request
 
 _PROFILED_STEPS = 20
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -30,17 +31,28 @@ class ModuleClosure:
         facts: of the module.
         capacity: positions of a row.
         refusal: why tier 2 is not to be tried; None to try it.
+        rows: requests that `serve` advances in turn in tier 3; tier 2 has one captured step, and one row.
     """
 
-    def __init__(self, module: Any, facts: ModuleFacts, *, capacity: int, refusal: str | None) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        module: Any,  # noqa: ANN401
+        facts: ModuleFacts,
+        *,
+        capacity: int,
+        refusal: str | None,
+        rows: int = 1,
+    ) -> None:
         self._module = module
+        self._capacity = capacity
         self._facts = facts
         self._capture_s: float | None = None
         self._cache: ModuleCache | None = None
         self._captured: StaticStep | None = None
         self._batched = False
         self._refusal = refusal or self._try_capture(capacity)
-        self._step: ModuleStep = EagerStep(module) if self._captured is None else self._captured
+        self.rows = rows if self._captured is None else 1
+        self._steps: list[ModuleStep] = [self._captured or EagerStep(module) for _ in range(self.rows)]
 
     def generate(self, requests: Sequence[Request], emit: Emit) -> list[FinishReason]:
         """As `Engine.generate`; one request after another."""
@@ -50,9 +62,15 @@ class ModuleClosure:
             for row, request in enumerate(requests)
         ]
 
+    def serve(self, desk: Desk, check: Callable[[Request], None]) -> None:
+        """As `Closure.serve`."""
+        serve_in_turns(
+            desk, self._tokens, rows=self.rows, capacity=self._capacity, check=check, eos_ids=self._facts.eos_ids
+        )
+
     def score(self, request: Request, forced_ids: Sequence[int]) -> torch.Tensor:
         """As `Engine.score`."""
-        return forced_logits(self._step, request.input_ids, forced_ids)
+        return forced_logits(self._steps[0], request.input_ids, forced_ids)
 
     def describe(self) -> dict[str, Any]:
         """As `Closure.describe`."""
@@ -69,7 +87,9 @@ class ModuleClosure:
             "kernel_set": "Transformers",
             "compile_s": self._capture_s,
             "kv_cache_bytes": None if self._cache is None else self._cache.nbytes,
-            "notes": ["Requests of a batch ran one after another: this tier has one row."] if self._batched else [],
+            "notes": ["Requests of a batch ran one after another: this tier has no batched step."]
+            if self._batched
+            else [],
             "paths": {},
         }
 
@@ -81,16 +101,17 @@ class ModuleClosure:
         step.prefill([0])
         return kernel_times(step.run, repeats=_PROFILED_STEPS)
 
-    def _tokens(self, request: Request) -> Iterator[int]:
+    def _tokens(self, request: Request, place: int = 0) -> Iterator[int]:
         if self._captured is not None and request.sampling.greedy:
             yield from self._captured.greedy(request.input_ids, request.max_new_tokens)
             return
         generator = request_generator(request.sampling, self._module.device)
-        logits = self._step.prefill(request.input_ids)
+        step = self._steps[place]
+        logits = step.prefill(request.input_ids)
         while True:
             token = next_token(logits, request.sampling, generator)
             yield token
-            logits = self._step.feed(token)
+            logits = step.feed(token)
 
     def _try_capture(self, capacity: int) -> str | None:
         """Set up tier 2; why it cannot be, or None."""

@@ -11,40 +11,42 @@ Pool = tuple[torch.Tensor, torch.Tensor]
 
 
 class PagedCache:
-    """Room for `rows` rows of `capacity` positions each, allocated once.
+    """`pages` pages of `page` positions, allocated once, for rows of up to `capacity` positions.
 
-    Position p of row r lies in slot `table[r, p // page] * page + p % page` of every layer. `table` is int32
-    `[rows, pages]`; as made here, a row's pages follow each other, which `of_row` relies on. `granule` is a multiple of
-    `page` that a row's slots are rounded up to.
+    Position p of a row lies in slot `table[p // page] * page + p % page` of every layer, `table` being the row's pages.
+
+    Attributes:
+        pages_per_row: those of the longest row.
+        span: their positions, `capacity` or a few more.
     """
 
     def __init__(
         self,
         spec: DecoderSpec,
-        rows: int,
+        pages: int,
         capacity: int,
         *,
         page: int,
-        granule: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.rows = rows
+        self.pages = pages
         self.capacity = capacity
         self.page = page
-        self.span = -(-capacity // granule) * granule
-        shape = (spec.kv_heads, rows * self.span, spec.head_dim)
+        self.pages_per_row = -(-capacity // page)
+        self.span = self.pages_per_row * page
+        shape = (spec.kv_heads, pages * page, spec.head_dim)
         self.layers: list[Pool] = [
             (torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
             for _ in range(spec.layers)
         ]
-        self.table = torch.arange(rows * self.span // page, dtype=torch.int32, device=device).view(rows, -1)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all pools."""
         return sum(pool.nbytes for layer in self.layers for pool in layer)
 
-    def of_row(self, pool: torch.Tensor, row: int, length: int) -> torch.Tensor:
-        """The first `length` positions of a row: a view `[kv_heads, length, head_dim]` of `pool`."""
-        return pool[:, row * self.span : row * self.span + length]
+    def gathered(self, pool: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
+        """The positions of `pages` (int64 `[n]`), in their order: a copy `[kv_heads, n * page, head_dim]`."""
+        heads, _, head_dim = pool.shape
+        return pool.view(heads, self.pages, self.page, head_dim).index_select(1, pages).flatten(1, 2)

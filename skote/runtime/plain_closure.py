@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,8 @@ from skote.runtime.cache import StaticCache
 from skote.runtime.closure import emit_row, ended
 from skote.runtime.graph import DecodeStep
 from skote.runtime.sampling import next_token, request_generator
-from skote.types import Emit, FinishReason, Request
+from skote.runtime.turns import serve_in_turns
+from skote.types import Desk, Emit, FinishReason, Request
 
 
 class PlainClosure:
@@ -24,13 +25,18 @@ class PlainClosure:
         decoder: its rope tables reach `capacity`.
         capacity: positions of a row.
         compiled: compile the decode step.
+        rows: requests that `serve` advances in turn, each in a cache of its own.
         notes: sentences about why this path runs, for `describe`.
     """
 
-    def __init__(self, decoder: Decoder, *, capacity: int, compiled: bool, notes: Sequence[str] = ()) -> None:
+    def __init__(
+        self, decoder: Decoder, *, capacity: int, compiled: bool, rows: int = 1, notes: Sequence[str] = ()
+    ) -> None:
+        self.rows = rows
         self._decoder = decoder
         self._capacity = capacity
-        self._cache = self._new_cache(1, capacity)
+        self._caches = [self._new_cache(1, capacity) for _ in range(rows)]
+        self._cache = self._caches[0]
         self._batch_cache: StaticCache | None = None
         self._step = DecodeStep(decoder, self._cache, compiled=compiled)
         self._notes = notes
@@ -40,6 +46,17 @@ class PlainClosure:
         if len(requests) > 1:
             return self._generate_batch(requests, emit)
         return [emit_row(0, requests[0], self._tokens(requests[0]), self._decoder.spec.eos_ids, emit)]
+
+    def serve(self, desk: Desk, check: Callable[[Request], None]) -> None:
+        """As `Closure.serve`."""
+        serve_in_turns(
+            desk,
+            self._tokens,
+            rows=self.rows,
+            capacity=self._capacity,
+            check=check,
+            eos_ids=self._decoder.spec.eos_ids,
+        )
 
     def score(self, request: Request, forced_ids: Sequence[int]) -> torch.Tensor:
         """As `Engine.score`: prefill, then the decode step for each forced token."""
@@ -59,7 +76,9 @@ class PlainClosure:
             "tier_reason": f"model_type llama has an adapter; decode step {step}, prefill by {self._decoder.gemm}",
             "kernel_set": "framework ops",
             "compile_s": self._step.compile_s,
-            "kv_cache_bytes": sum(tensor.nbytes for layer in self._cache.layers for tensor in layer),
+            "kv_cache_bytes": sum(
+                tensor.nbytes for cache in self._caches for layer in cache.layers for tensor in layer
+            ),
             "notes": [*self._notes, *self._step.notes],
             "paths": paths,
         }
@@ -72,20 +91,20 @@ class PlainClosure:
         decoder = self._decoder
         return StaticCache(decoder.spec, batch, capacity, dtype=decoder.weights.norm.dtype, device=decoder.device)
 
-    def _prefill(self, request: Request) -> torch.Tensor:
+    def _prefill(self, request: Request, place: int = 0) -> torch.Tensor:
         device = self._decoder.device
         ids = torch.tensor([request.input_ids], device=device)
         no_padding = torch.zeros(1, ids.shape[1], device=device)
         positions = torch.arange(ids.shape[1], device=device)[None]
-        return self._decoder.forward(ids, self._cache.layers, no_padding, positions)[0]
+        return self._decoder.forward(ids, self._caches[place].layers, no_padding, positions)[0]
 
-    def _tokens(self, request: Request) -> Iterator[int]:
+    def _tokens(self, request: Request, place: int = 0) -> Iterator[int]:
         generator = request_generator(request.sampling, self._decoder.device)
-        logits = self._prefill(request)
+        logits = self._prefill(request, place)
         for position in itertools.count(len(request.input_ids)):
             token = next_token(logits, request.sampling, generator)
             yield token
-            logits = self._step(token, position)[0]
+            logits = self._step(token, position, self._caches[place])[0]
 
     def _generate_batch(self, requests: Sequence[Request], emit: Emit) -> list[FinishReason]:
         """A left-padded batch: column c of every row is written at the same place, its position is c - padding."""

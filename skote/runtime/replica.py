@@ -17,8 +17,9 @@ from typing import Any, Literal, cast
 
 from skote import types
 from skote.runtime.answers import Answer
+from skote.runtime.launch_rows import Part
 from skote.runtime.threads import start_thread
-from skote.runtime.worker import CANCEL, READY, Part
+from skote.runtime.worker import CANCEL, READY
 from skote.runtime.worker_process import WorkerProcess
 from skote.types import Chunk, Completion, EngineSpec, ReplicaError, Request, SkoteError, UsageError, is_number
 
@@ -227,7 +228,8 @@ class Replica:
         return f"{self._name} could not be started again: {error}"
 
     def generate(self, requests: Sequence[Request]) -> Future[list[Completion]]:
-        """Hand over `requests` as one launch; launches queue in the process and are answered in order.
+        """Hand over `requests` as one launch; launches queue in the process and are answered in order, or as they end
+        where the engine batches in flight.
 
         The future never raises: failures are completions with status "error", or "cancelled" after `close`.
         """
@@ -236,7 +238,8 @@ class Replica:
         return launch.future
 
     def cancel(self, launch: Future[list[Completion]], row: int) -> None:
-        """Drop a row of a launch that `generate` gave; it is left within a step where no other row is waited for.
+        """Drop a row of a launch that `generate` gave; it is left within a step where the engine batches in flight, or
+        no other row is waited for.
 
         Its completion has status "cancelled" and the tokens until then, or "ok" where it had them all.
         """

@@ -5,6 +5,9 @@ Messages, pickled: `(call_id, method, args)` in, `None` to stop; `(call_id, "ok"
 carries the id `READY`. Beside them `CANCEL`, a call's id and a row, in plain bytes: it need not wait for its turn. A
 number in shared memory counts tokens and answers, so that the parent can tell a busy engine from one that hangs. The
 parent's side is `skote.runtime.replica`.
+
+A launch is a call of `generate`. An engine that batches in flight (`skote.types.BatchingEngine`) takes those that come
+while others run; it answers each as it ends, and calls of other kinds wait until nothing runs.
 """
 
 from __future__ import annotations
@@ -18,38 +21,24 @@ import resource
 import signal
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
-from operator import index
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, NamedTuple
+from queue import Empty, SimpleQueue
+from typing import Any
 
 from skote import types
-from skote.types import Engine, EngineError, EngineSpec, FinishReason, Request, SkoteError, UsageError
-
-_CLOCK = time.monotonic_ns  # bound before an engine's code is there to put another in its place
+from skote.runtime.launch_rows import CLOCK, Part, RowRecord
+from skote.runtime.worker_desk import Launch, WorkerDesk
+from skote.types import BatchingEngine, Engine, EngineError, EngineSpec, FinishReason, Request, SkoteError, UsageError
 
 READY = 0
 """The call id of the engine's construction; the parent's calls count from 1."""
 CANCEL = b"cancel "
 PROGRESS_BYTES = 8
 """Size of the shared memory: one unsigned number, as the machine stores it."""
-
-
-class Part(NamedTuple):
-    """What the worker knows of one row of a launch; plain integers, since a pickled `Chunk` costs microseconds."""
-
-    output_ids: tuple[int, ...]
-    chunk_ns: tuple[int, ...]
-    chunk_tokens: tuple[int, ...]
-    admitted_ns: int
-    finish_reason: FinishReason | None
-    error: str | None
-    cancelled: bool
 
 
 class _CancelledError(Exception):
@@ -64,12 +53,28 @@ class _Inbox:
 
     def __init__(self, connection: Connection) -> None:
         self._calls: SimpleQueue[bytes] = SimpleQueue()
+        self._held: list[Any] = []  # a call that was looked at, and has to wait
         self._cancelled: dict[int, set[int]] = {}
         threading.Thread(target=self._read, args=(connection,), name="worker-reader", daemon=True).start()
 
     def receive(self) -> Any:  # noqa: ANN401 - whatever the parent sent
         """The next call, waited for."""
+        if self._held:
+            return self._held.pop()
         return pickle.loads(self._calls.get())  # noqa: S301 - the parent's own pipe, which no other process holds
+
+    def next_launch(self) -> Launch | None:
+        """The next call, where there is one and it asks to generate."""
+        if self._held:
+            return None
+        try:
+            call = pickle.loads(self._calls.get_nowait())  # noqa: S301 - as above
+        except Empty:
+            return None
+        if call is None or call[1] != "generate":
+            self._held.append(call)
+            return None
+        return call[0], call[2][0]
 
     def is_cancelled(self, call_id: int, row: int) -> bool:
         """Whether a row of a call has been cancelled by now."""
@@ -117,8 +122,18 @@ def main(connection: Connection, memory: int) -> None:
         connection.send((READY, "error", *_explain(error, f"Loading {spec.target}")))
         sys.exit(1)
     connection.send((READY, "ok", None))
+    batching = engine if isinstance(engine, BatchingEngine) and engine.rows > 1 else None
+
+    def answer(call_id: int, parts: list[Part]) -> None:
+        inbox.forget(call_id)
+        progress.tick()
+        connection.send_bytes(pickle.dumps((call_id, "ok", parts)))
+
     while (message := inbox.receive()) is not None:
         call_id, method, args = message
+        if method == "generate" and batching is not None:
+            _serve(batching, WorkerDesk(type(engine).__name__, (call_id, args[0]), inbox, answer, progress.tick))
+            continue
         try:
             if method == "generate":
                 result: object = _launch(engine, args[0], partial(inbox.is_cancelled, call_id), progress.tick)
@@ -177,32 +192,22 @@ def _launch(
 def _generate(
     engine: Engine, requests: Sequence[Request], is_cancelled: Callable[[int], bool], tick: Callable[[], None]
 ) -> list[Part]:
-    clock = _CLOCK
-    admitted_ns = clock()
-    rows = range(len(requests))
-    output_ids: list[list[int]] = [[] for _ in rows]
-    chunk_ns: list[list[int]] = [[] for _ in rows]
-    chunk_tokens: list[list[int]] = [[] for _ in rows]
-    dropped: set[int] = set()
+    name = type(engine).__name__
+    records = [RowRecord(request, name) for request in requests]
+    rows = range(len(records))
+    admitted_ns = CLOCK()
+    for record in records:
+        record.admitted_ns = admitted_ns
 
     def awaited(row: int) -> bool:
-        return len(output_ids[row]) < requests[row].max_new_tokens and not is_cancelled(row)
+        return not records[row].complete and not is_cancelled(row)
 
     def emit(row: int, token_ids: Sequence[int]) -> None:
-        # A token counts when the host holds its integer: whatever the engine hands over is made one before the stamp.
-        held = [index(token) for token in token_ids]
-        now = clock()
-        if not held:
-            raise EngineError(f"{type(engine).__name__} emitted a chunk without tokens.")
+        dropped = is_cancelled(row)
+        records[row].emit(token_ids, dropped=dropped)
         tick()
-        if is_cancelled(row):
-            dropped.add(row)
-            if not any(map(awaited, rows)):
-                raise _CancelledError
-            return
-        chunk_ns[row].append(now)
-        chunk_tokens[row].append(len(held))
-        output_ids[row].extend(held)
+        if dropped and not any(map(awaited, rows)):
+            raise _CancelledError
 
     reasons: Sequence[FinishReason | None] = [None] * len(requests)
     sentence: str | None = None
@@ -210,28 +215,28 @@ def _generate(
         if any(map(awaited, rows)):
             finished = engine.generate(requests, emit)
             if len(finished) != len(requests):
-                raise EngineError(f"{type(engine).__name__} ended {len(finished)} rows of {len(requests)}.")
+                raise EngineError(f"{name} ended {len(finished)} rows of {len(requests)}.")
             reasons = finished
         else:
-            dropped.update(rows)
+            raise _CancelledError
     except _CancelledError:
         reasons = ["length"] * len(requests)  # of those that have all their tokens
-        dropped.update(row for row in rows if len(output_ids[row]) < requests[row].max_new_tokens)
+        for record in records:
+            record.cancelled |= not record.complete
     except Exception as error:  # noqa: BLE001 - the launch fails with a sentence, the worker lives on
-        _, sentence = _explain(error, f"{type(engine).__name__}.generate")
+        _, sentence = _explain(error, f"{name}.generate")
     tick()
-    return [
-        Part(
-            tuple(output_ids[row]),
-            tuple(chunk_ns[row]),
-            tuple(chunk_tokens[row]),
-            admitted_ns,
-            None if row in dropped else reasons[row],
-            sentence,
-            row in dropped,
-        )
-        for row in rows
-    ]
+    return [record.part(reason, sentence) for record, reason in zip(records, reasons, strict=True)]
+
+
+def _serve(engine: BatchingEngine, desk: WorkerDesk) -> None:
+    """Let the engine serve the desk; what it leaves unanswered, it has failed on."""
+    sentence = f"{type(engine).__name__}.serve ended and had not answered the request."
+    try:
+        engine.serve(desk)
+    except Exception as error:  # noqa: BLE001 - the batch fails with a sentence, the worker lives on
+        _, sentence = _explain(error, f"{type(engine).__name__}.serve")
+    desk.fail_all(sentence)
 
 
 def _explain(error: Exception, what: str) -> tuple[str, str]:

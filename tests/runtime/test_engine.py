@@ -254,16 +254,25 @@ class TestLimits:
 
 class TestOptions:
     def test_options_that_have_no_effect_here_are_noted(self, make_checkpoint: Make) -> None:
-        described = build(make_checkpoint(), max_batch=16, warmup_buckets=[64]).describe()
+        described = build(make_checkpoint(), max_batch=3, prefill_chunk=64, warmup_buckets=[64]).describe()
 
-        assert described["max_batch"] == 1
-        assert [note.split()[0] for note in described["notes"]] == ["engine.max_batch=16", "engine.warmup_buckets"]
+        assert described["max_batch"] == 3
+        assert [note.split(" of ")[0] for note in described["notes"]] == [
+            "The 3 rows",
+            "engine.prefill_chunk has no effect: only captured steps",
+            "engine.warmup_buckets has no effect: only the single-row kernels prefill by buckets.",
+        ]
         assert build(make_checkpoint()).describe()["notes"] == []
 
-    @pytest.mark.parametrize("rows", [0, 17, -1, "two"])
+    @pytest.mark.parametrize("rows", [0, 129, -1, "two"])
     def test_other_numbers_of_rows_are_refused(self, make_checkpoint: Make, rows: object) -> None:
-        with pytest.raises(UsageError, match=rf"engine\.max_batch={rows} must lie between 1 and 16"):
+        with pytest.raises(UsageError, match=rf"engine\.max_batch={rows} must lie between 1 and 128"):
             build(make_checkpoint(), max_batch=rows)
+
+    @pytest.mark.parametrize("tokens", [0, -1, 1.5])
+    def test_other_chunks_are_refused(self, make_checkpoint: Make, tokens: object) -> None:
+        with pytest.raises(UsageError, match=rf"engine\.prefill_chunk={tokens} must be a whole number"):
+            build(make_checkpoint(), prefill_chunk=tokens)
 
     @pytest.mark.parametrize("bucket", [0, -3, 1.5])
     def test_buckets_are_lengths(self, make_checkpoint: Make, bucket: float) -> None:

@@ -171,6 +171,7 @@ def test_a_launch_comes_back_with_tokens_and_ordered_stamps(start: Start) -> Non
     assert (first.request_id, first.input_tokens, first.status, first.finish_reason) == ("a", 3, "ok", "length")
     assert first.output_ids == tuple(SimulatedEngine().output_ids((1, 2, 3), 3))
     assert second.output_ids == first.output_ids[:1]
+    assert second.admitted_ns == first.admitted_ns  # which is how findings know the rows of one launch
     assert [chunk.n_tokens for chunk in first.chunks] == [1, 1, 1]
     assert (first.replica, first.device, first.error) == (0, "cpu", None)
     assert first.admitted_ns is not None

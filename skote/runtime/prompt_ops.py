@@ -1,0 +1,55 @@
+"""What prefills on CUDA share: causal attention by SDPA's kernels, and the feed-forward in parts."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
+
+from skote.kernels.silu_mul_triton import silu_mul_triton
+from skote.model.decoder import Decoder
+from skote.model.weights import LayerWeights
+
+_UNPLANNED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+_PLANNED = [SDPBackend.CUDNN_ATTENTION, *_UNPLANNED]
+_MLP_SHARE = 0.02  # of the weights' bytes, for the results of the widest products, which would outgrow all others
+_MLP_ROWS = 512  # at least: fewer would not keep the device busy
+
+
+def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, planned: bool) -> torch.Tensor:
+    """Causal attention of queries `[pieces, tokens, heads, head_dim]` that are the last of their piece's keys and
+    values `[pieces, kv_heads, keys, head_dim]`: `[pieces * tokens, heads * head_dim]`.
+
+    `planned`: these lengths are among those that cuDNN, which makes a plan for each, has met.
+    """
+    tokens, keys, shared = q.shape[1], k.shape[2], q.shape[2] // k.shape[1]
+    if q.dtype == torch.float32 and shared > 1:
+        # Neither cuDNN nor flash takes fp32, and what does without a matrix of scores wants a key head a query head.
+        k, v, shared = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1), 1
+    with sdpa_kernel(_PLANNED if planned else _UNPLANNED, set_priority=True):
+        out = F.scaled_dot_product_attention(
+            q.transpose(1, 2),
+            k,
+            v,
+            attn_mask=causal_lower_right(tokens, keys) if keys > tokens else None,
+            is_causal=keys == tokens,
+            enable_gqa=shared > 1,
+        )
+    return out.transpose(1, 2).reshape(len(q) * tokens, -1)
+
+
+def feed_forward(normed: torch.Tensor, layer: LayerWeights, most: int) -> torch.Tensor:
+    """The gated feed-forward of `normed` [tokens, hidden], `most` tokens at once, which is overwritten with it."""
+    for rows in torch.split(normed, most):
+        torch.mm(silu_mul_triton(F.linear(rows, layer.gate_up)), layer.down.t(), out=rows)
+    return normed
+
+
+def feed_forward_rows(decoder: Decoder) -> int:
+    """Tokens that the feed-forward takes at once, a power of two."""
+    spec = decoder.spec
+    fitting = _MLP_SHARE * spec.parameters / (3 * spec.intermediate)  # gate, up and their product; in elements
+    return max(_MLP_ROWS, 1 << int(math.log2(max(fitting, 1))))

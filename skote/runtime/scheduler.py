@@ -1,0 +1,239 @@
+"""Which requests share a batch, and what it does next: a part of their prompts, or a step of all its rows.
+
+A request waits until a seat and pages for its whole length are free, in the order of arrival: none passes one that
+waits for room, so that none starves. Its prompt is then prefilled piece by piece, between two steps no more than a
+fixed number of tokens, so that the rows that run keep their pace. After its prompt it takes the next row. Rows in use
+are always the first ones: where one is left, the last takes its place, and a step is as wide as the smallest of a few
+sizes that covers them.
+
+Seat, row and pages are free again as soon as nothing more is asked of the device for a request: what is asked later
+runs later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from skote.runtime.page_list import PageList
+from skote.types import CapacityError, Request
+
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Rows that a step may have."""
+
+
+def sizes_for(rows: int) -> tuple[int, ...]:
+    """The sizes that a batch of up to `rows` rows takes."""
+    return tuple(size for size in SIZES if size < 2 * rows)
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """A request in the batch, or on its way there; `key` is the caller's name for it.
+
+    Attributes:
+        pages: of the cache, in the order of its positions.
+        filled: tokens of its prompt that the device was asked to prefill.
+        asked, heard: new tokens that the device was asked for, and that have come.
+        row: where it runs; None before and after.
+        over: nobody waits for another token of it.
+    """
+
+    key: int
+    request: Request
+    pages: tuple[int, ...] = ()
+    filled: int = 0
+    asked: int = 0
+    heard: int = 0
+    row: int | None = None
+    over: bool = False
+
+    @property
+    def positions(self) -> int:
+        """Positions that it takes; the last token is returned and never fed back."""
+        return len(self.request.input_ids) + self.request.max_new_tokens - 1
+
+    @property
+    def newest(self) -> int:
+        """The position of its newest token that was asked for."""
+        return len(self.request.input_ids) + self.asked - 1
+
+
+class Piece(NamedTuple):
+    """Tokens `start` to `stop` of a seat's prompt; `start` is the first position of a page."""
+
+    seat: Seat
+    start: int
+    stop: int
+
+    @property
+    def ends(self) -> bool:
+        """Whether the prompt ends there, and its first new token is asked for."""
+        return self.stop == len(self.seat.request.input_ids)
+
+
+class Pack(NamedTuple):
+    """Pieces that are prefilled together; those of one prompt in its order."""
+
+    pieces: tuple[Piece, ...]
+
+
+class Step(NamedTuple):
+    """A step of the first `size` rows, of which row i is that of seat i; those without a seat are idle."""
+
+    size: int
+    seats: tuple[Seat, ...]
+
+
+class Join(NamedTuple):
+    """`row` goes on where a piece of the last pack ended."""
+
+    row: int
+    piece: int
+
+
+class Move(NamedTuple):
+    """`row` goes on where `source` stands."""
+
+    row: int
+    source: int
+
+
+class Idle(NamedTuple):
+    """Rows `start` to `stop` stand still."""
+
+    start: int
+    stop: int
+
+
+Change = Join | Move | Idle
+"""Of the rows, between two launches."""
+
+
+class Scheduler:
+    """See the file's head.
+
+    Args:
+        rows: the most requests that hold a seat at one time.
+        pages: all of the cache, free.
+        pieces: how many pages of prompts one pack may hold.
+        chunk: tokens of prompts between two steps, rounded up to packs.
+    """
+
+    def __init__(self, *, rows: int, pages: PageList, pieces: int, chunk: int) -> None:
+        self._rows = rows
+        self._pages = pages
+        self._pieces = pieces
+        self._chunk = chunk
+        self._sizes = sizes_for(rows)
+        self._waiting: deque[Seat] = deque()
+        self._filling: list[Seat] = []
+        self._running: list[Seat] = []
+        self._filled = 0  # tokens of packs since the last step
+
+    @property
+    def seats(self) -> list[Seat]:
+        """All that wait, are prefilled or run."""
+        return [*self._waiting, *self._filling, *self._running]
+
+    def offer(self, key: int, request: Request) -> None:
+        """Let a request wait.
+
+        Raises:
+            CapacityError: the whole cache has no room for it.
+        """
+        seat = Seat(key, request)
+        needed = self._pages.needed(seat.positions)
+        if needed > self._pages.total:
+            raise CapacityError(
+                f"Request {request.request_id!r} needs {needed} pages of {self._pages.size} positions, the cache has "
+                f"{self._pages.total}: shorten the prompt, ask for fewer tokens, or lower engine.max_model_len."
+            )
+        self._waiting.append(seat)
+
+    def admit(self) -> list[Seat]:
+        """Give seats to those that wait, while there is room; who got one."""
+        admitted = []
+        while self._waiting and len(self._filling) + len(self._running) < self._rows:
+            seat = self._waiting[0]
+            needed = self._pages.needed(seat.positions)
+            if needed > self._pages.free:
+                break
+            seat.pages = self._pages.take(needed)
+            admitted.append(self._waiting.popleft())
+            self._filling.append(seat)
+        return admitted
+
+    def next(self) -> Pack | Step | None:
+        """What the device is asked next; None where no seat is taken. `launched` has to follow."""
+        if self._filling and not (self._running and self._filled >= self._chunk):
+            return Pack(tuple(self._next_pieces()))
+        if self._running:
+            size = next(size for size in self._sizes if size >= len(self._running))
+            return Step(size, tuple(self._running))
+        return None
+
+    def launched(self, work: Pack | Step) -> list[Change]:
+        """Note that the device was asked; how its rows change after that."""
+        if isinstance(work, Step):
+            self._filled = 0
+            for seat in work.seats:
+                seat.asked += 1
+            return self._release(seat for seat in work.seats if seat.asked == seat.request.max_new_tokens)
+        changes: list[Change] = []
+        self._filled += self._pieces * self._pages.size
+        for index, (seat, _, stop) in enumerate(work.pieces):
+            seat.filled = stop
+            if not work.pieces[index].ends:
+                continue
+            seat.asked = 1
+            if seat.request.max_new_tokens > 1:
+                self._filling.remove(seat)
+                seat.row = len(self._running)
+                self._running.append(seat)
+                changes.append(Join(seat.row, index))
+            else:
+                self._release([seat])
+        return changes
+
+    def leave(self, seats: Iterable[Seat]) -> list[Change]:
+        """Ask nothing more for `seats`; how the rows change before the next launch."""
+        gone = list(seats)
+        for seat in gone:
+            seat.over = True
+        return self._release(gone)
+
+    def _next_pieces(self) -> list[Piece]:
+        pieces: list[Piece] = []
+        size = self._pages.size
+        for seat in self._filling:
+            length = len(seat.request.input_ids)
+            for start in range(seat.filled, length, size):
+                if len(pieces) == self._pieces:
+                    return pieces
+                pieces.append(Piece(seat, start, min(start + size, length)))
+        return pieces
+
+    def _release(self, seats: Iterable[Seat]) -> list[Change]:
+        """Take back what the seats hold; one that holds nothing is passed over."""
+        changes: list[Change] = []
+        before = len(self._running)
+        for seat in sorted(seats, key=lambda seat: -1 if seat.row is None else seat.row, reverse=True):
+            if seat.row is not None:
+                last = self._running.pop()
+                if last is not seat:
+                    changes.append(Move(seat.row, len(self._running)))
+                    self._running[seat.row] = last
+                    last.row = seat.row
+                seat.row = None
+            elif seat in self._filling:
+                self._filling.remove(seat)
+            elif seat in self._waiting:
+                self._waiting.remove(seat)
+            self._pages.give(seat.pages)
+            seat.pages = ()
+        if len(self._running) < before:
+            changes.append(Idle(len(self._running), before))
+        return changes

@@ -1,0 +1,115 @@
+"""The desk that a worker's engine serves: launches from the pipe, each answered as soon as its rows have ended."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from skote.runtime.launch_rows import CLOCK, Part, RowRecord
+from skote.types import FinishReason, Request, SkoteError
+
+Launch = tuple[int, Sequence[Request]]
+"""A call's id and its requests."""
+
+
+class Launches(Protocol):
+    """What a desk asks of the worker's inbox."""
+
+    def next_launch(self) -> Launch | None:
+        """The next call, where it is a launch; it does not wait."""
+
+    def is_cancelled(self, call_id: int, row: int) -> bool:
+        """Whether a row of a call has been cancelled by now."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A launch that is not answered yet."""
+
+    call_id: int
+    rows: int
+    parts: dict[int, Part] = field(default_factory=dict)
+
+
+class WorkerDesk:
+    """As `skote.types.Desk`, over `first` and the launches that come while it is served.
+
+    Args:
+        engine: its name, for sentences.
+        answer: called with a launch's id and its parts, once all are there.
+        tick: called whenever something was done.
+    """
+
+    def __init__(
+        self,
+        engine: str,
+        first: Launch,
+        inbox: Launches,
+        answer: Callable[[int, list[Part]], None],
+        tick: Callable[[], None],
+    ) -> None:
+        self._engine = engine
+        self._first: Launch | None = first
+        self._inbox = inbox
+        self._answer = answer
+        self._tick = tick
+        self._keys = itertools.count()
+        self._rows: dict[int, tuple[_Open, int, RowRecord]] = {}
+
+    def arrivals(self) -> list[tuple[int, Request]]:
+        """As `Desk.arrivals`. A call of another kind has to wait until nothing runs, and what comes after it too."""
+        taken = self._open_first()
+        while (launch := self._inbox.next_launch()) is not None:
+            taken.extend(self._open(launch))
+        return taken
+
+    def is_cancelled(self, key: int) -> bool:
+        """As `Desk.is_cancelled`."""
+        opened, row, _ = self._rows[key]
+        return self._inbox.is_cancelled(opened.call_id, row)
+
+    def admit(self, key: int) -> None:
+        """As `Desk.admit`."""
+        self._rows[key][2].admitted_ns = CLOCK()
+
+    def emit(self, key: int, token_ids: Sequence[int]) -> None:
+        """As `Desk.emit`; what comes after a cancel is dropped."""
+        opened, row, record = self._rows[key]
+        record.emit(token_ids, dropped=self._inbox.is_cancelled(opened.call_id, row))
+        self._tick()
+
+    def end(self, key: int, reason: FinishReason | None) -> None:
+        """As `Desk.end`."""
+        record = self._rows[key][2]
+        record.cancelled |= reason is None
+        self._close(key, reason, None)
+
+    def fail(self, key: int, error: SkoteError) -> None:
+        """As `Desk.fail`."""
+        self._close(key, None, str(error))
+
+    def fail_all(self, sentence: str) -> None:
+        """Answer what was taken and is not answered, with an error."""
+        self._open_first()
+        for key in list(self._rows):
+            self._close(key, None, sentence)
+
+    def _open_first(self) -> list[tuple[int, Request]]:
+        launch, self._first = self._first, None
+        return [] if launch is None else self._open(launch)
+
+    def _open(self, launch: Launch) -> list[tuple[int, Request]]:
+        call_id, requests = launch
+        opened = _Open(call_id, len(requests))
+        keyed = [(next(self._keys), request) for request in requests]
+        for row, (key, request) in enumerate(keyed):
+            self._rows[key] = opened, row, RowRecord(request, self._engine)
+        return keyed
+
+    def _close(self, key: int, reason: FinishReason | None, error: str | None) -> None:
+        opened, row, record = self._rows.pop(key)
+        opened.parts[row] = record.part(reason, error)
+        if len(opened.parts) == opened.rows:
+            self._answer(opened.call_id, [opened.parts[each] for each in range(opened.rows)])

@@ -1,0 +1,239 @@
+"""The closure of many rows with every launcher's reference in place of its kernel, graphs that run at once, and a CPU.
+
+What it shows is where rows, pages and tokens go; the kernels' own bits are the GPU tests' (test_cuda_batch.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from skote.kernels.add_rms_norm_triton import add_rms_norm_reference
+from skote.kernels.flash_decode_triton import flash_decode_reference
+from skote.kernels.gate_up_gemm_triton import gate_up_gemm_reference
+from skote.kernels.gumbel_best_triton import gumbel_best_reference
+from skote.kernels.head_gemm_triton import head_gemm_reference
+from skote.kernels.qkv_gemm_triton import qkv_gemm_reference
+from skote.kernels.rope_write_triton import rope_write_reference
+from skote.kernels.silu_mul import silu_mul
+from skote.kernels.split_gemm_triton import split_gemm_reference
+from skote.model.decoder import Decoder
+from skote.model.spec import DecoderSpec, RopeSpec
+from skote.model.weights import DecoderWeights, LayerWeights
+from skote.runtime import batch_closure, batch_step, gemm_chain, kernel_sets, packed_prefill, prompt_ops, token_choice
+from skote.runtime.batch_closure import BatchClosure
+from skote.runtime.plain_closure import PlainClosure
+from skote.types import EngineError, Request, Sampling
+
+SPEC = DecoderSpec(97, 32, 48, 2, 4, 2, 16, 1e-5, 1024, RopeSpec(10000.0), False, ())
+CAPACITY = 700
+
+
+class Ring:
+    """A `TokenRing` without a device."""
+
+    def __init__(self, rows: int) -> None:
+        self._sent: list[list[int]] = []
+
+    def send(self, tokens: torch.Tensor) -> int:
+        self._sent.append(tokens.tolist())
+        return len(self._sent) - 1
+
+    def read(self, mark: int) -> list[int]:
+        return self._sent[mark]
+
+
+class Immediate:
+    """`Captures` that run what they captured."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, run: Callable[[], Any]) -> Any:
+        self.count += 1
+        return SimpleNamespace(replay=run, launched=run())
+
+
+def flash_decode(q: Any, k: Any, v: Any, position: Any, table: Any, out: Any, *_: Any, cut: Any, **__: Any) -> None:
+    out.copy_(flash_decode_reference(q, k, v, position, table, page=cut.page))
+
+
+def head_gemm(normed: Any, weight: Any, logits: Any, best: Any, first: Any, *, tile: Any, pdl: bool) -> None:
+    head_gemm_reference(normed, weight, logits)
+    for program, part in enumerate(logits.split(tile.rows, dim=1)):
+        best[:, program], argmax = part.max(1)
+        first[:, program] = argmax + program * tile.rows
+
+
+def greedy_token(best: Any, first: Any, position: Any, history: Any, embed: Any, x: Any, *, pdl: bool) -> None:
+    for row in (position >= 0).nonzero().flatten().tolist():
+        token = int(first[row, best[row].argmax()]) if not best[row].isnan().all() else -1
+        history[row, position[row] + 1] = token
+        position[row] += 1
+        x[row] = embed[max(token, 0)]
+
+
+def split_gemm(h: torch.Tensor, weight: torch.Tensor, partials: torch.Tensor, *, tile: Any, pdl: bool) -> None:
+    for columns, part in zip(torch.arange(h.shape[1]).chunk(tile.splits), partials, strict=True):
+        part.copy_(split_gemm_reference(h[:, columns], weight[:, columns]))
+
+
+def without(reference: Callable[..., None], *names: str) -> Callable[..., None]:
+    """`reference`, called with keywords of the launcher that it does not know."""
+
+    def call(*tensors: Any, **options: Any) -> None:
+        reference(*tensors, **{name: value for name, value in options.items() if name not in names})
+
+    return call
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    norm = without(add_rms_norm_reference, "pdl")
+    for module, launchers in {
+        kernel_sets: {"flash_decode": flash_decode, "head_gemm": head_gemm},
+        gemm_chain: {
+            "add_rms_norm": norm,
+            "qkv_gemm": without(qkv_gemm_reference, "pdl", "tile"),
+            "split_gemm": split_gemm,
+            "gate_up_gemm": without(gate_up_gemm_reference, "pdl", "tile"),
+        },
+        packed_prefill: {"add_rms_norm": norm, "rope_write": rope_write_reference},
+        prompt_ops: {"silu_mul_triton": silu_mul},
+        token_choice: {"gumbel_best": without(gumbel_best_reference, "pdl"), "greedy_token": greedy_token},
+        batch_step: {"TokenRing": Ring},
+        batch_closure: {"Captures": Immediate, "allocations": lambda _: 0},
+    }.items():
+        for name, launcher in launchers.items():
+            monkeypatch.setattr(module, name, launcher)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+
+
+@pytest.fixture(scope="module")
+def weights() -> DecoderWeights:
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        heads = SPEC.heads * SPEC.head_dim
+
+        def matrix(rows: int, columns: int) -> torch.Tensor:
+            return torch.randn(rows, columns) / columns**0.5
+
+        layers = tuple(
+            LayerWeights(
+                torch.rand(SPEC.hidden) + 0.5,
+                matrix(heads + 2 * SPEC.kv_heads * SPEC.head_dim, SPEC.hidden),
+                matrix(SPEC.hidden, heads),
+                torch.rand(SPEC.hidden) + 0.5,
+                matrix(2 * SPEC.intermediate, SPEC.hidden),
+                matrix(SPEC.hidden, SPEC.intermediate),
+            )
+            for _ in range(SPEC.layers)
+        )
+        return DecoderWeights(torch.randn(SPEC.vocab, SPEC.hidden), layers, torch.rand(SPEC.hidden) + 0.5,
+                              matrix(SPEC.vocab, SPEC.hidden))  # fmt: skip
+
+
+def build(weights: DecoderWeights, max_batch: int, **options: Any) -> BatchClosure:
+    options = {"capacity": CAPACITY, "prefill_chunk": 512} | options
+    with torch.no_grad():
+        return BatchClosure(Decoder(SPEC, weights, options["capacity"]), max_batch=max_batch, **options)
+
+
+def prompt(length: int) -> tuple[int, ...]:
+    return tuple(torch.randint(0, SPEC.vocab, (length,), generator=torch.Generator().manual_seed(length)).tolist())
+
+
+def generated(closure: Any, requests: list[Request]) -> list[list[int]]:
+    out: list[list[int]] = [[] for _ in requests]
+    with torch.no_grad():
+        reasons = closure.generate(requests, lambda row, new: out[row].extend(new))
+    assert reasons == ["length"] * len(requests)
+    return out
+
+
+LENGTHS = (3, 128, 129, 40, 300, 650, 1, 256, 257, 127, 16, 500)
+GREEDY = [Request(f"r{length}", prompt(length), 3 + length % 11, ignore_eos=True) for length in LENGTHS]
+
+
+def test_tokens_equal_those_of_the_plain_closure(weights: DecoderWeights) -> None:
+    """Pages, packs of one and of several prompts, and of prompts that go on; rows that move when others end."""
+    plain = PlainClosure(Decoder(SPEC, weights, CAPACITY), capacity=CAPACITY, compiled=False)
+    expected = [generated(plain, [request])[0] for request in GREEDY]
+    assert len({tuple(each[:3]) for each in expected}) > 8
+    for rows in (2, 5, 20):
+        closure = build(weights, rows)
+        assert generated(closure, GREEDY) == expected
+        assert generated(closure, GREEDY[::-1]) == expected[::-1]
+
+
+def test_small_packs_and_chunks_change_no_token(weights: DecoderWeights) -> None:
+    expected = generated(build(weights, 4), GREEDY)
+    for chunk in (1, 200, 2000):
+        assert generated(build(weights, 4, prefill_chunk=chunk), GREEDY) == expected
+
+
+def test_a_draw_depends_on_its_request_alone(weights: DecoderWeights) -> None:
+    samplings = [
+        Sampling(0.8, top_k=20, top_p=0.9, seed=11),
+        Sampling(1.3, seed=-5),
+        Sampling(),
+        Sampling(0.9, seed=2**63),
+    ]
+    requests = [
+        Request(f"r{index}", prompt(20 + 70 * index), 12, samplings[index % 4], ignore_eos=True) for index in range(8)
+    ]
+    closure = build(weights, 3)
+    alone = [generated(closure, [request])[0] for request in requests]
+    assert generated(closure, requests) == alone
+    assert generated(build(weights, 8), requests[::-1]) == alone[::-1]
+    assert generated(closure, [Request("r", requests[0].input_ids, 12, ignore_eos=True)])[0] != alone[0]
+
+
+def test_scores_are_what_the_tokens_are_chosen_from(weights: DecoderWeights) -> None:
+    closure, plain = (
+        build(weights, 3),
+        PlainClosure(Decoder(SPEC, weights, CAPACITY), capacity=CAPACITY, compiled=False),
+    )
+    for length in (5, 128, 300):
+        request, forced = Request("r", prompt(length), 9, ignore_eos=True), prompt(9)
+        with torch.no_grad():
+            torch.testing.assert_close(
+                closure.score(request, forced), plain.score(request, forced), rtol=1e-4, atol=1e-4
+            )
+            tokens = generated(closure, [request])[0]
+            assert closure.score(request, tokens).argmax(-1).tolist() == tokens
+    assert closure.score(request, forced[:1]).shape == (1, SPEC.vocab)
+
+
+def test_the_last_slot_of_the_cache_is_used(weights: DecoderWeights) -> None:
+    requests = [Request(f"r{length}", prompt(length), 151 - length, ignore_eos=True) for length in (150, 149, 130, 100)]
+    plain = PlainClosure(Decoder(SPEC, weights, 150), capacity=150, compiled=False)
+    expected = [generated(plain, [request])[0] for request in requests]
+    assert generated(build(weights, 2, capacity=150), requests) == expected
+
+
+def test_weights_that_are_not_numbers_fail_each_request(weights: DecoderWeights) -> None:
+    damaged = replace(weights, norm=torch.full_like(weights.norm, torch.nan))
+    with pytest.raises(EngineError, match="logits of position 2 are not numbers"):
+        generated(build(damaged, 2), [Request("r", prompt(3), 4)])
+
+
+def test_what_ran_is_described(weights: DecoderWeights) -> None:
+    closure = build(weights, 3)
+    captures = closure.describe()["captures_after_warmup"]
+    generated(closure, GREEDY[:4])
+    described = closure.describe()
+    assert captures == described["captures_after_warmup"] == 0
+    assert described["kernel_set"] == "multi-row"
+    assert described["cache_positions"] == 3 * 768
+    assert "packs of 4 x 128 tokens" in described["tier_reason"]
+    assert described["paths"]["qkv_gemm"]["triton"] > 0

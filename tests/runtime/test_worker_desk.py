@@ -1,0 +1,116 @@
+"""The worker's desk: launches of one row and of several, each answered once, when all of its rows have ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from skote.runtime.launch_rows import Part
+from skote.runtime.worker_desk import Launch, WorkerDesk
+from skote.types import EngineError, Request
+
+
+def request(name: str, new: int = 3) -> Request:
+    return Request(name, (1, 2), new)
+
+
+class Inbox:
+    """Launches and cancels that the test puts there."""
+
+    def __init__(self) -> None:
+        self.launches: list[Launch] = []
+        self.cancelled: set[tuple[int, int]] = set()
+
+    def next_launch(self) -> Launch | None:
+        return self.launches.pop(0) if self.launches else None
+
+    def is_cancelled(self, call_id: int, row: int) -> bool:
+        return (call_id, row) in self.cancelled
+
+
+class Kept:
+    """A desk, and what it answered: parts by call."""
+
+    def __init__(self, *first: Request) -> None:
+        self.inbox = Inbox()
+        self.answers: list[tuple[int, list[Part]]] = []
+        self.ticks = 0
+        self.desk = WorkerDesk("Odd", (10, first), self.inbox, lambda *answer: self.answers.append(answer), self.tick)
+
+    def tick(self) -> None:
+        self.ticks += 1
+
+
+def test_each_launch_is_answered_as_it_ends() -> None:
+    kept = Kept(request("a"))
+    ((first, a),) = kept.desk.arrivals()
+    assert a.request_id == "a"
+    kept.desk.admit(first)
+    kept.desk.emit(first, (7,))
+    kept.inbox.launches = [(11, [request("b")]), (12, [request("c")])]
+    (b, c) = (key for key, _ in kept.desk.arrivals())
+    assert kept.desk.arrivals() == []
+    kept.desk.admit(b)
+    kept.desk.emit(b, (8, 9))
+    kept.desk.end(b, "stop")
+    ((call_id, (part,)),) = kept.answers
+    assert (call_id, part.output_ids, part.chunk_tokens, part.finish_reason) == (11, (8, 9), (2,), "stop")
+    assert (part.error, part.cancelled) == (None, False)
+    assert part.admitted_ns is not None
+    assert part.admitted_ns <= part.chunk_ns[0]
+    kept.desk.fail(c, EngineError("No room."))
+    kept.desk.end(first, "length")
+    assert [call_id for call_id, _ in kept.answers] == [11, 12, 10]
+    failed = kept.answers[1][1][0]
+    assert (failed.error, failed.admitted_ns, failed.output_ids) == ("No room.", None, ())
+    assert kept.ticks == 2
+
+
+def test_a_launch_of_several_rows_waits_for_all_of_them_and_keeps_their_order() -> None:
+    kept = Kept(request("a"), request("b"), request("c"))
+    a, b, c = (key for key, _ in kept.desk.arrivals())
+    for key in (c, a, b):
+        kept.desk.admit(key)
+        kept.desk.emit(key, (key,))
+        assert kept.answers == []
+        kept.desk.end(key, "length")
+    ((call_id, parts),) = kept.answers
+    assert (call_id, [part.output_ids for part in parts]) == (10, [(a,), (b,), (c,)])
+
+
+def test_what_comes_after_a_cancel_is_dropped() -> None:
+    kept = Kept(request("a"), request("b"))
+    a, b = (key for key, _ in kept.desk.arrivals())
+    kept.desk.admit(a)
+    kept.desk.emit(a, (1,))
+    kept.inbox.cancelled = {(10, 0), (10, 1)}
+    assert kept.desk.is_cancelled(a)
+    kept.desk.emit(a, (2,))
+    kept.desk.end(a, "length")
+    kept.desk.end(b, None)
+    ((_, (first, second)),) = kept.answers
+    assert (first.output_ids, first.cancelled, first.finish_reason) == ((1,), True, None)
+    assert (second.output_ids, second.cancelled, second.admitted_ns) == ((), True, None)
+
+
+def test_a_cancel_that_comes_after_the_last_token_is_too_late() -> None:
+    kept = Kept(request("a", 1))
+    ((key, _),) = kept.desk.arrivals()
+    kept.desk.emit(key, (1,))
+    kept.inbox.cancelled = {(10, 0)}
+    kept.desk.end(key, "length")
+    assert kept.answers[0][1][0].finish_reason == "length"
+
+
+def test_what_an_engine_leaves_fails_and_what_it_never_saw_is_left() -> None:
+    kept = Kept(request("a"))
+    kept.inbox.launches = [(11, [request("b")])]
+    kept.desk.fail_all("It broke.")
+    assert [(call_id, part.error) for call_id, (part,) in kept.answers] == [(10, "It broke.")]
+    assert len(kept.inbox.launches) == 1
+
+
+def test_a_chunk_without_tokens_is_an_error() -> None:
+    kept = Kept(request("a"))
+    ((key, _),) = kept.desk.arrivals()
+    with pytest.raises(EngineError, match=r"^Odd emitted a chunk without tokens\.$"):
+        kept.desk.emit(key, ())
