@@ -9,7 +9,6 @@ import json
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -27,7 +26,6 @@ from skote.runtime.cli import (
 )
 from skote.runtime.dispatch import ReplicaDispatcher, ReplicaEvent
 from skote.runtime.lane import ReplicaCounts
-from skote.runtime.replica import Replica
 from skote.types import (
     Completion,
     EngineError,
@@ -77,6 +75,8 @@ class Router:
         engine: another engine than Skotergy's; its options add to, and win over, the common ones.
         codec: a tokenizer in place of the checkpoint's own.
         log_dir: a folder for one log a replica, replica-N.log; None lets them write to this process's stderr.
+        backend: process, or ray, where replicas are Ray actors, on the machines of the Ray at `address` (HOST:PORT) or,
+            where that is None, on a Ray that lives as long as this router.
 
     Raises:
         UsageError: an argument that does not fit; `CheckpointError` and `CapacityError` are the engine's own.
@@ -99,24 +99,26 @@ class Router:
         engine: EngineSpec | None = None,
         codec: Codec | None = None,
         log_dir: Path | None = None,
+        backend: str = "process",
+        address: str | None = None,
     ) -> None:
-        from skote.runtime.affinity import cores_of, prepare
-        from skote.runtime.devices import resolve_devices, threads_per_replica
+        from skote.runtime.backend import backend_devices, open_backend
         from skote.runtime.text import load_tokenizer
 
         self.codec: Codec = load_tokenizer(local_dir) if codec is None else codec
         self._ids = itertools.count()
-        names = resolve_devices(devices)
-        threads = threads_per_replica(names)
         dtype = dtype or "fp32"
-        flags, cores = flags_for(dtype, threads), cores_of(names)
+        flags_for(dtype)
+        names = backend_devices(backend, address, devices)
         target = engine or EngineSpec(_SKOTERGY, {"pad_id": self.codec.pad_id})
         with contextlib.ExitStack() as stack:
+            home = stack.enter_context(open_backend(backend, address, names))
+            threads = home.threads(names)
             replicas = []
             for index, device in enumerate(names):
                 options = {
                     "local_dir": str(local_dir),
-                    "device": device,
+                    "device": home.device(device),
                     "dtype": dtype,
                     "threads": threads,
                     "random_seed": None,
@@ -124,8 +126,8 @@ class Router:
                 }
                 log = None if log_dir is None else log_dir / f"replica-{index}.log"
                 spec = EngineSpec(target.target, options)
-                setup = partial(prepare, flags, cores[index])
-                replica = Replica(spec, index=index, device=device, setup=setup, log=log, hang_s=hang_s)
+                flags = flags_for(dtype, threads)
+                replica = home.start(spec, names, index, flags=flags, log=log, hide_ids=False, hang_s=hang_s)
                 replicas.append(stack.enter_context(replica))
             self._dispatcher = ReplicaDispatcher(
                 replicas,
@@ -140,7 +142,7 @@ class Router:
             for replica in replicas:
                 replica.wait_ready()
             self._replicas = replicas
-            stack.pop_all()  # all is well: from here on `close` does it
+            self._home = stack.pop_all()  # all is well: from here on `close` does it
 
     def __enter__(self) -> Router:
         return self
@@ -269,6 +271,7 @@ class Router:
         self._dispatcher.close()
         for replica in self._replicas:
             replica.close(grace_s)
+        self._home.close()
 
     def _dispatch(
         self, text: str, max_new_tokens: int, greedy: bool, sampling: Sampling | None, priority: Priority
@@ -306,6 +309,8 @@ def _parser() -> Parser:
     parser.add_argument("--devices", type=_devices, help="a count, all, cpu, cuda:1, or cuda:0,cuda:2")
     parser.add_argument("--policy", help="round_robin (default), shortest_queue, least_work or length_aware")
     parser.add_argument("--max-concurrency", type=positive, metavar="N", help="launches in flight a device (1)")
+    parser.add_argument("--backend", default="process", help="process (default) or ray")
+    parser.add_argument("--address", metavar="HOST:PORT", help="of a Ray's head, instead of a Ray of its own")
     parser.add_argument("--log-dir", type=Path, metavar="DIR", help="one log a replica goes here, instead of stderr")
     parser.add_argument("--json", action="store_true", help="one JSON object a prompt instead of plain text")
     return parser
@@ -328,6 +333,8 @@ def _answer_prompts(options: argparse.Namespace) -> int:
         options.policy,
         options.max_concurrency,
         log_dir=options.log_dir,
+        backend=options.backend,
+        address=options.address,
     ) as router:
         if options.chat and not router.codec.has_chat_template:
             complain(_PROG, NO_TEMPLATE)
