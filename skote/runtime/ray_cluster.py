@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
@@ -205,7 +205,12 @@ class RayCluster:
         if not group.wait(PLACEMENT_S):
             self._ray.util.remove_placement_group(group)
             raise CapacityError(
-                f"{replicas} time(s) {self._bundle} were not to be had of Ray within {PLACEMENT_S:g} s: it has "
-                f"{self._ray.cluster_resources()}, of which {self._ray.available_resources()} are free."
+                f"{replicas} replica(s) that take {_amounts(self._bundle)} each found no room in Ray within "
+                f"{PLACEMENT_S:g} s: of {_amounts(self._ray.cluster_resources())} there are "
+                f"{_amounts(self._ray.available_resources())} free."
             )
         return group
+
+
+def _amounts(resources: Mapping[str, float]) -> str:
+    return " and ".join(f"{resources.get(kind, 0):g} {kind}" for kind in ("CPU", "GPU"))

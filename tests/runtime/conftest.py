@@ -77,7 +77,7 @@ def qwen2_directory(make_module: Callable[..., Any], tmp_path_factory: pytest.Te
 
 @pytest.fixture(scope="session")
 def ray_nodes() -> Iterator[Any]:
-    """A Ray of a head without CPUs and two machines of eight, all of them on this one."""
+    """A Ray of a head without CPUs and two machines of eight, all of them on this one; this process is connected."""
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
@@ -88,15 +88,16 @@ def ray_nodes() -> Iterator[Any]:
         for _ in range(2):
             cluster.add_node(num_cpus=8, **small)
         try:
+            ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
             yield cluster
         finally:
             ray.shutdown()
             cluster.shutdown()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def ray_home(ray_nodes: Any) -> Iterator[Any]:
-    """Room for three CPU replicas there; its connection serves whoever else wants one."""
+    """Room for three CPU replicas there."""
     from skote.runtime.ray_cluster import RayCluster
 
     with RayCluster(ray_nodes.address, ["cpu"] * 3) as cluster:

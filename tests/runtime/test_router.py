@@ -99,7 +99,6 @@ def open_router(request: pytest.FixtureRequest, without_flags: None) -> Iterator
     routers: list[Router] = []
     backend = {}
     if request.param == "ray":
-        request.getfixturevalue("ray_home")
         backend = {"backend": "ray", "address": request.getfixturevalue("ray_nodes").address}
 
     def open_one(devices: list[str] | None = None, **options: Any) -> Router:
