@@ -296,14 +296,12 @@ class RayReplica:
 
 def _by_this_clock(completion: Completion, clock: RemoteClock, sent_ns: int, got_ns: int) -> Completion:
     """A completion with stamps of this machine, where the host's were of its own."""
-    admitted, offset_ns = completion.admitted_ns, clock.offset_ns
+    admitted = completion.admitted_ns
     return dataclasses.replace(
         completion,
         dispatched_ns=sent_ns,
-        admitted_ns=None if admitted is None else admitted - offset_ns,
-        chunks=tuple(Chunk(each.t_ns - offset_ns, each.n_tokens) for each in completion.chunks)
-        if offset_ns
-        else completion.chunks,
+        admitted_ns=None if admitted is None else clock.here(admitted),
+        chunks=tuple(Chunk(clock.here(each.t_ns), each.n_tokens) for each in completion.chunks),
         end_ns=got_ns,
     )
 

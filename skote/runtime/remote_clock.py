@@ -33,28 +33,26 @@ class Exchange:
 
 
 class RemoteClock:
-    """Brings another clock's stamps to this one; `same` where both are one clock."""
+    """Brings another clock's stamps to this one; `same` where both are one clock.
+
+    Attributes:
+        offset_ns: the other clock minus this one, of the quickest exchange among the latest.
+        uncertainty_ns: of `offset_ns`; None where nothing is known of the other clock.
+    """
 
     def __init__(self, *, same: bool) -> None:
         self.same = same
+        self.offset_ns = 0
+        self.uncertainty_ns: int | None = 0 if same else None
         self._exchanges: deque[Exchange] = deque(maxlen=KEPT)
 
     def note(self, exchange: Exchange) -> None:
         """Learn from an exchange."""
-        if not self.same:
-            self._exchanges.append(exchange)
-
-    @property
-    def offset_ns(self) -> int:
-        """The other clock minus this one, of the quickest exchange among the latest."""
-        return min(self._exchanges, key=lambda each: each.uncertainty_ns).offset_ns if self._exchanges else 0
-
-    @property
-    def uncertainty_ns(self) -> int | None:
-        """Of `offset_ns`; None where nothing is known of the other clock."""
         if self.same:
-            return 0
-        return min((each.uncertainty_ns for each in self._exchanges), default=None)
+            return
+        self._exchanges.append(exchange)
+        best = min(self._exchanges, key=lambda each: each.uncertainty_ns)
+        self.offset_ns, self.uncertainty_ns = best.offset_ns, best.uncertainty_ns
 
     def here(self, t_ns: int) -> int:
         """A stamp of the other clock, as this clock would have made it."""
