@@ -24,6 +24,8 @@ from skote.runtime.replica_host import Answer, Hosted, Hosting, ReplicaHost
 from skote.types import Chunk, Completion, EngineError, EngineSpec, ReplicaError, Request, SkoteError, UsageError
 
 PINGS = 16
+TRIES = 3
+"""Of a restart: Ray may put an actor on the very machine that was lost, as long as it has not noticed."""
 _CLOSE_S = 10.0  # beyond its grace, for the way there and back
 
 
@@ -34,6 +36,7 @@ class _Life:
     actor: Any
     ready: Future[Hosted]
     death: str | None = None
+    lost: bool = False  # with its machine, or by an accident of Ray's
     clock: RemoteClock = field(default_factory=lambda: RemoteClock(same=False))
     numbers: Iterator[int] = field(default_factory=itertools.count)  # of launches
 
@@ -163,12 +166,15 @@ class RayReplica:
             if self._life.death is None or self._closing:
                 raise ReplicaError(f"{self._name} cannot be started again: it {self._life.death or 'has not ended'}")
         self._ray.kill(self._life.actor)  # where the engine's process ended alone
-        self._open()
-        try:
-            self.wait_ready(timeout)
-        except SkoteError as error:
-            self._life.death = f"{self._name} could not be started again: {error}"
-            raise
+        for tries_left in reversed(range(TRIES)):
+            self._open()
+            try:
+                self.wait_ready(timeout)
+                return
+            except SkoteError as error:
+                if not self._life.lost or not tries_left:
+                    self._life.death = f"{self._name} could not be started again: {error}"
+                    raise
 
     def generate(self, requests: Sequence[Request]) -> Future[list[Completion]]:
         """As `Replica.generate`."""
@@ -262,6 +268,7 @@ class RayReplica:
             asked.fail(cause if isinstance(cause, SkoteError) else EngineError(f"{self._name}: {_first_line(cause)}"))
         else:  # the actor or its machine is gone, or out of reach
             self._ray.kill(asked.life.actor)
+            asked.life.lost = True
             self._note_death(asked.life, f"{self._name} was lost with its Ray actor: {_first_line(error)}")
             asked.fail(ReplicaError(str(asked.life.death)))
 
