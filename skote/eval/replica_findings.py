@@ -12,7 +12,7 @@ CLOCK_LIMIT_MS = 1.0
 
 
 def replica_findings(manifest: dict[str, Any]) -> Iterator[Finding]:
-    """For each arm: a replica ended, so that from then on the load was another; replicas have other machines' clocks."""
+    """For each arm: a replica ended, so that then the load was another; replicas had other machines' clocks."""
     for arm, entry in manifest["arms"].items():
         events = entry.get("events", ())
         ended = [event for event in events if event["what"] == "ended"]
