@@ -112,22 +112,21 @@ def ray_devices(devices: Devices, address: str | None) -> list[str]:
         return names
     if isinstance(devices, str) and devices.isdecimal():
         devices = int(devices)
-    if devices == "cpu":
-        return ["cpu"]
-    if not isinstance(devices, (int, str, type(None))):
-        if not devices or any(name != "cpu" for name in devices):
+    if isinstance(devices, Sequence) and devices != "all":
+        names = [devices] if isinstance(devices, str) else list(devices)
+        if not names or any(name != "cpu" for name in names):
             raise _cannot_choose(devices)
-        return ["cpu"] * len(devices)
+        return names
+    if isinstance(devices, bool):
+        raise _cannot_choose(devices)
+    count = 1 if devices is None else devices
+    if isinstance(count, int) and count < 1:
+        raise UsageError(f"devices={count} must be at least 1.")
     with connected(address) as ray:
         there = ray.cluster_resources()
     gpus, cpus = int(there.get("GPU", 0)), int(there.get("CPU", 0))
-    if devices == "all":
+    if not isinstance(count, int):
         return [f"cuda:{number}" for number in range(gpus)] or ["cpu"]
-    if isinstance(devices, (str, bool)):
-        raise _cannot_choose(devices)
-    count = 1 if devices is None else devices
-    if count < 1:
-        raise UsageError(f"devices={count} must be at least 1.")
     if count > (gpus or cpus):
         raise CapacityError(f"devices={count} was asked for; the Ray at {address} has {gpus} GPU(s) and {cpus} CPU(s).")
     return [f"cuda:{number}" for number in range(count)] if gpus else ["cpu"] * count

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from skote.runtime.ray_cluster import RayCluster, check_address, ray_devices, th
 from skote.runtime.ray_replica import RayReplica
 from skote.types import CapacityError, EngineSpec, ReplicaError, Request, UsageError
 
+ROOT = Path(__file__).parent.parent.parent
 SIMULATED = "skote.engines.simulated.SimulatedEngine"
 WAIT_S = 60.0
 
@@ -165,3 +167,31 @@ def test_without_the_package_one_sentence_names_the_extra(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=r'needs Ray, which is an extra: pip install "skotergy\[ray\]"\.$'):
         backend_devices("ray", None, 1)
+
+
+JOINS = """
+import sys
+from skote.runtime.backend import backend_devices
+from skote.runtime.ray_cluster import RayCluster
+from skote.runtime.ray_replica import RayReplica
+from skote.types import EngineSpec, Request, UsageError
+try:
+    backend_devices("ray", "127.0.0.1:1", 2)
+except UsageError as error:
+    print(error)
+devices = backend_devices("ray", sys.argv[1], 2)
+with RayCluster(sys.argv[1], devices) as cluster:
+    with RayReplica(cluster, EngineSpec("skote.engines.simulated.SimulatedEngine"), index=1, device="cpu") as replica:
+        replica.wait_ready(60)
+        print(len(replica.generate([Request("a", (1,), 3)]).result(60)[0].output_ids))
+"""
+
+
+@pytest.mark.slow
+def test_a_process_joins_a_ray_by_its_address_and_names_one_that_is_not_there(ray_nodes: Any) -> None:
+    command = [sys.executable, "-c", JOINS, ray_nodes.address]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    refused, tokens = done.stdout.splitlines()
+    assert refused.startswith("There is no Ray at router.backend.address=127.0.0.1:1 that can be joined: ")
+    assert tokens == "3"
