@@ -74,6 +74,19 @@ def _engine_keys() -> dict[str, Any]:
 
 
 @dataclass
+class BackendConfig:
+    """Where replicas live: `skote.runtime.backend`.
+
+    Attributes:
+        name: process or ray.
+        address: HOST:PORT of a Ray's head; null starts one.
+    """
+
+    name: str = "process"
+    address: str | None = None
+
+
+@dataclass
 class RouterConfig:
     """How requests are spread over the replicas of an arm: `skote.runtime.dispatch.DispatchOptions`.
 
@@ -88,6 +101,7 @@ class RouterConfig:
     max_queue: int | None = None
     max_restarts: int = 0
     hang_s: float | None = 1800.0
+    backend: BackendConfig = field(default_factory=BackendConfig)
 
 
 @dataclass

@@ -11,7 +11,16 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException
 from omegaconf import OmegaConf
 
-from skote.config import CONF_DIR, EngineConfig, RunConfig, StopConfig, recorded_settings, register_schema, to_settings
+from skote.config import (
+    CONF_DIR,
+    BackendConfig,
+    EngineConfig,
+    RunConfig,
+    StopConfig,
+    recorded_settings,
+    register_schema,
+    to_settings,
+)
 from skote.eval.adaptive import StopRule
 from skote.eval.workload_config import check_config
 from skote.flags import flags_for
@@ -55,6 +64,15 @@ def test_the_defaults_are_the_main_job() -> None:
     )  # fmt: skip
     assert settings.devices == 1
     assert settings.report.render
+
+
+@pytest.mark.parametrize("overrides", [["router/backend=ray"], ["router=least_work", "router/backend=ray"]])
+def test_the_backend_is_chosen_beside_the_policy(overrides: list[str]) -> None:
+    router = settings_of(*overrides, "router.backend.address=head:6379").router
+    assert router.backend == BackendConfig("ray", "head:6379")
+    assert router.policy == ("least_work" if len(overrides) == 2 else "round_robin")
+    assert settings_of().router.backend == BackendConfig("process", None)
+    assert sorted(path.stem for path in (CONF_DIR / "router" / "backend").glob("*.yaml")) == ["process", "ray"]
 
 
 @pytest.mark.parametrize(("group", "option"), ALL)

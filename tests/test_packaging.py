@@ -76,7 +76,8 @@ def test_its_metadata_say_version_license_and_ranges(wheel):
     assert metadata["Version"] == PYPROJECT["project"]["version"]
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.11"
-    texts = PYPROJECT["project"]["dependencies"] + PYPROJECT["project"]["optional-dependencies"]["gpu"]
+    extras = PYPROJECT["project"]["optional-dependencies"].values()
+    texts = PYPROJECT["project"]["dependencies"] + [text for extra in extras for text in extra]
     declared = {(each.name, each.specifier) for each in map(Requirement, texts)}
     assert {(each.name, each.specifier) for each in map(Requirement, metadata.get_all("Requires-Dist"))} == declared
 

@@ -9,17 +9,14 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from skote.config import EngineConfig, RouterConfig
 from skote.eval.measure import Arm as ArmName
 from skote.flags import flags_for
-from skote.runtime.affinity import Cores, cores_of, prepare
-from skote.runtime.devices import threads_per_replica
+from skote.runtime.backend import AnyReplica, Backend
 from skote.runtime.dispatch import ReplicaDispatcher
-from skote.runtime.replica import Replica
 from skote.types import Completion, EngineSpec, Request
 
 
@@ -29,10 +26,11 @@ class Arm:
 
     name: ArmName
     engine: str
-    replicas: list[Replica]
+    replicas: list[AnyReplica]
     dispatcher: ReplicaDispatcher
     load_s: list[float]
-    cores: list[Cores | None]
+    backend: Backend
+    devices: Sequence[str]
     warmup_s: list[float] = field(default_factory=list)
 
     def warm_up(self, requests: Sequence[Request]) -> list[Completion]:
@@ -44,6 +42,16 @@ class Arm:
             completions.extend(completion for launch in launches for completion in launch.result())
         self.warmup_s = [time.monotonic() - started] * len(self.replicas)
         return completions
+
+    @property
+    def pids_here(self) -> list[int]:
+        """The engines' processes on this machine."""
+        return [each.pid for each in self.replicas if each.alive and self.backend.is_here(each)]
+
+    @property
+    def is_here(self) -> bool:
+        """Whether all its replicas live on this machine."""
+        return all(map(self.backend.is_here, self.replicas))
 
     @property
     def events(self) -> list[dict[str, Any]]:
@@ -61,15 +69,15 @@ class Arm:
             "replicas": [
                 {
                     "device": replica.device,
-                    "cores": cores,
+                    **self.backend.placement(replica, self.devices),
                     "load_s": load_s,
                     "warmup_s": warmup_s,
                     "peak_memory_bytes": peak["host_bytes"],
                     "peak_device_memory_bytes": peak["device_bytes"] or None,
                     "info": info.result(),
                 }
-                for replica, cores, load_s, warmup_s, info, peak in zip(
-                    self.replicas, self.cores, self.load_s, self.warmup_s, infos, peaks, strict=True
+                for replica, load_s, warmup_s, info, peak in zip(
+                    self.replicas, self.load_s, self.warmup_s, infos, peaks, strict=True
                 )
             ],
         }
@@ -84,29 +92,29 @@ def start_arm(
     devices: Sequence[str],
     dtype: str,
     router: RouterConfig,
+    backend: Backend,
     log_dir: Path | None,
     timeout_s: float,
 ) -> Arm:
-    """Start one process a device and wait until all engines are loaded; `stack` ends the processes.
+    """Start one replica a device on `backend` and wait until all engines are loaded; `stack` ends the processes.
 
     `model` holds the keyword arguments that say which model; the engine's own options win over them.
 
     Raises:
         SkoteError: an engine could not be built; the first one's own error.
     """
-    threads = threads_per_replica(devices)
+    threads = backend.threads(devices)
     started = time.monotonic()
     replicas = []
-    cores = cores_of(devices)
     for index, device in enumerate(devices):
-        options = model | {"device": device, "dtype": dtype, "threads": threads} | _given(config.options)
+        own = {"device": backend.device(device), "dtype": dtype, "threads": threads}
         replicas.append(
             stack.enter_context(
-                Replica(
-                    EngineSpec(config._target_, options),
-                    index=index,
-                    device=device,
-                    setup=partial(prepare, flags_for(dtype, threads), cores[index]),
+                backend.start(
+                    EngineSpec(config._target_, model | own | _given(config.options)),
+                    devices,
+                    index,
+                    flags=flags_for(dtype, threads),
                     log=log_dir / f"{name}-{index}.log" if log_dir else None,
                     hide_ids=True,  # p00, w00 and b00-r00 would tell an engine when it is measured
                     hang_s=router.hang_s,
@@ -128,7 +136,7 @@ def start_arm(
             max_restarts=router.max_restarts,
         )
     )
-    return Arm(name, config.name, replicas, dispatcher, load_s, cores)
+    return Arm(name, config.name, replicas, dispatcher, load_s, backend, devices)
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from skote.eval.parity import (
     token_parity,
 )
 from skote.eval.record import ids_sha256
-from skote.runtime.replica import Replica
+from skote.runtime.backend import AnyReplica
 from skote.types import Completion, EngineError, Request, Sampling
 
 FORCED_REQUESTS, FORCED_TOKENS = 12, 1024
@@ -41,7 +41,7 @@ FORCED_REQUESTS, FORCED_TOKENS = 12, 1024
 as many; each takes the baseline as long as when it was timed. As many sampled ones are held against the reference."""
 
 Outputs = Mapping[ArmName, Mapping[str, Ids]]
-Reference = Callable[[], AbstractContextManager[Replica]]
+Reference = Callable[[], AbstractContextManager[AnyReplica]]
 
 
 def greedy(request: Request) -> Request:
@@ -151,7 +151,7 @@ class ParityGate:
     def _baseline_gaps(self, request_id: str, ids: Ids) -> Sequence[float]:
         return list(token_gaps(self._score("baseline", self._requests[request_id], ids), ids))
 
-    def _judge_forced(self, request: Request, reference: Replica) -> None:
+    def _judge_forced(self, request: Request, reference: AnyReplica) -> None:
         forced = self._outputs["baseline"][request.request_id]
         # One after another: arms that compute at the same time would take each other's cores.
         logits = {name: self._score(name, request, forced) for name in self._arms}

@@ -21,8 +21,8 @@ from skote.eval.workload_config import check_config
 from skote.flags import flags_for
 from skote.model.facts import ModelFacts, load_facts
 from skote.model.source import ModelSource, converted_gguf, hub_snapshot, packaged_gguf, shape_directory
+from skote.runtime.backend import backend_devices
 from skote.runtime.capacity import check_memory
-from skote.runtime.devices import resolve_devices
 from skote.runtime.dispatch_options import DispatchOptions
 from skote.runtime.replica import check_hang_s
 from skote.runtime.text import TextCodec, load_tokenizer
@@ -75,7 +75,8 @@ def plan_run(settings: RunConfig, directory: Path, progress: RunProgress, *, com
     flags_for(settings.dtype.name)
     if not settings.engine["name"]:
         raise UsageError("engine must name an engine; compare=none is for the other arm.")
-    devices = resolve_devices(settings.devices)
+    backend = settings.router.backend
+    devices = backend_devices(backend.name, backend.address, settings.devices)
     source = model_source(settings.model, directory, progress)
     spec = load_facts(source.local_dir, source.layers)
     codec = load_tokenizer(source.local_dir) if source.random_seed is None else None
@@ -98,6 +99,8 @@ def plan_run(settings: RunConfig, directory: Path, progress: RunProgress, *, com
     modelled = [config for config in arms.values() if config._target_ != SIMULATED._target_]
     positions = plan.model_options["max_model_len"]
     compared = len(arms) == 2 and settings.measure.parity and (settings.dtype.name != "fp32" or not workload.greedy)
+    if backend.address is not None:
+        return plan  # memory is that of other machines, where each engine looks for itself
     check_memory(
         spec,
         settings.dtype.name,

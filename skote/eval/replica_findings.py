@@ -1,18 +1,36 @@
-"""Replicas that ended or came back while a run was measured, as findings."""
+"""Replicas that ended or came back while a run was measured, or lived on other machines, as findings."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from skote.eval.finding import Finding
 
+CLOCK_LIMIT_MS = 1.0
+"""Of the uncertainty of another machine's clock: up to here it is information, beyond a warning."""
+
 
 def replica_findings(manifest: dict[str, Any]) -> Iterator[Finding]:
-    """One for each arm in which a replica ended: from then on its load was another."""
+    """For each arm: a replica ended, so that then the load was another; replicas had other machines' clocks."""
     for arm, entry in manifest["arms"].items():
         events = entry.get("events", ())
         ended = [event for event in events if event["what"] == "ended"]
         if ended:
             told = " ".join(event["sentence"] for event in events)
             yield Finding("warning", "replica_ended", len(ended), 0, f"In the {arm} arm: {told}")
+        yield from _other_clocks(arm, entry.get("replicas", ()))
+
+
+def _other_clocks(arm: str, replicas: Sequence[dict[str, Any]]) -> Iterator[Finding]:
+    clocks = [replica["clock"]["uncertainty_ns"] / 1e6 for replica in replicas if replica.get("clock")]
+    if clocks:
+        most = round(max(clocks), 3)
+        yield Finding(
+            "warning" if most > CLOCK_LIMIT_MS else "info",
+            "other_clock",
+            most,
+            CLOCK_LIMIT_MS,
+            f"{len(clocks)} replica(s) of the {arm} arm were on other machines, which this record does not describe: "
+            f"times from a dispatch to a token are known to {most:g} ms, times between tokens are not concerned.",
+        )

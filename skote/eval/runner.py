@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +31,7 @@ from skote.eval.progress import RunProgress
 from skote.eval.record import Run, read_run
 from skote.eval.session import Session
 from skote.eval.sweep import Cell, Sweep, cell_key, finished_code, read_sweep, shuffled
+from skote.eval.turn import machine_turn
 from skote.eval.usage import refusal, sentence
 from skote.eval.verify import differences
 from skote.types import ExitCode, RecordError, SkoteError, UsageError
@@ -80,11 +82,13 @@ class Runner:
     Args:
         console: where progress goes.
         resumed: the sweep that this command goes on with.
+        argv: the command, where it is not this process's own.
     """
 
-    def __init__(self, console: Console, resumed: Sweep | None = None) -> None:
+    def __init__(self, console: Console, resumed: Sweep | None = None, argv: list[str] | None = None) -> None:
         self._console = console
         self._resumed = resumed
+        self._argv = list(sys.argv) if argv is None else argv
         self._sweep_dir: Path | None = None
         self._jobs: list[Job] = []
 
@@ -92,8 +96,8 @@ class Runner:
         """Note a job that Hydra has composed; nothing of it runs before all are known."""
         hydra_config = HydraConfig.get()
         launcher = hydra_config.launcher["_target_"]
-        if not launcher.endswith("BasicLauncher"):
-            raise UsageError(f"hydra/launcher must be basic, got {launcher}: jobs are timed one after the other.")
+        if not launcher.endswith("BasicLauncher") and _launcher(self._argv) is None:
+            raise UsageError(f"The launcher {launcher} has to be asked for on the command line: hydra/launcher=NAME.")
         if hydra_config.mode == RunMode.MULTIRUN:
             self._sweep_dir = Path(hydra_config.sweep.dir)
         self._jobs.append(
@@ -111,8 +115,12 @@ class Runner:
         """Run what was collected, one after the other: the worst of the codes."""
         if self._sweep_dir is not None:
             return self._run_sweep(self._sweep_dir)
-        if not self._jobs:  # Hydra was asked for its help or the configuration, which it has shown
+        if not self._jobs:  # Hydra has shown its help or the configuration, or a launcher has run all jobs
             return ExitCode.DONE
+        return self.run_collected()
+
+    def run_collected(self) -> ExitCode:
+        """Run the one job that was collected, whether it is part of a sweep or not."""
         [job] = self._jobs
         outcome = self._guarded(job, self._run)
         return outcome.code if isinstance(outcome, Failure) else outcome
@@ -187,7 +195,7 @@ class Runner:
             _prepare(job, progress)
 
     def _run(self, job: Job) -> ExitCode:
-        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+        command = shlex.join([Path(self._argv[0]).name, *self._argv[1:]])
         with RunProgress(self._console) as progress:
             ready = _prepare(job, progress)
             kept = finished_code(job.directory, ready.key) if self._resumed else None
@@ -195,6 +203,32 @@ class Runner:
                 progress.say(f"Done before: {job.directory}")
                 return kept
             return Session(ready.plan, job.directory, progress, command, job.overrides, ready.key, ready.against).run()
+
+
+def run_launched(argv: list[str], config: DictConfig) -> None:
+    """The task of a sweep whose launcher is not Hydra's own: one job, at once, in a process that the launcher started.
+
+    `argv` is the sweep's command. Jobs that land on one machine are timed one after the other.
+
+    Raises:
+        SkoteError: it did not end with 0; its `exit_code` is the job's, its sentence names the directory.
+    """
+    register_schema()
+    runner = Runner(Console(highlight=False), argv=argv)
+    runner.collect(config)
+    with machine_turn():
+        code = runner.run_collected()
+    if code != ExitCode.DONE:
+        directory = HydraConfig.get().runtime.output_dir
+        error = SkoteError(f"The job in {directory} ended with exit code {code}: its run.log and its report say why.")
+        error.exit_code = code
+        raise error
+
+
+def _launcher(arguments: list[str]) -> str | None:
+    """The launcher that the command line asks for in place of Hydra's own, which runs jobs in this process."""
+    chosen = [each.partition("=")[2] for each in arguments if each.startswith("hydra/launcher=")]
+    return chosen[-1] if chosen and chosen[-1] != "basic" else None
 
 
 def main() -> None:
@@ -208,12 +242,16 @@ def main() -> None:
     said = io.StringIO()
     try:
         runner = Runner(Console(highlight=False), _take_resume())
-        compose = hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="config")(runner.collect)
+        launched = _launcher(sys.argv[1:])
+        task = partial(run_launched, list(sys.argv)) if launched else runner.collect
+        compose = hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="config")(task)
         try:
             with contextlib.redirect_stderr(said):  # Hydra reports its own errors over several lines and exits with 1
                 compose()
         except SystemExit as error:
             if error.code:
+                if launched and isinstance(error.__context__, SkoteError):  # that of a job
+                    raise error.__context__ from None
                 schema = OmegaConf.structured(RunConfig)
                 raise UsageError(refusal(said.getvalue(), error, sys.argv[1:], schema)) from error
         code = runner.run()

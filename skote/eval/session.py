@@ -39,10 +39,10 @@ from skote.eval.summary import summarize
 from skote.eval.telemetry import Telemetry
 from skote.eval.wording import stop_sentence
 from skote.model.flops import prefill_flops
+from skote.runtime.backend import AnyReplica, Backend, ProcessBackend, open_backend
 from skote.runtime.capacity import describe_accelerators, gpu_uuids
 from skote.runtime.ceilings import measure_ceilings
 from skote.runtime.devices import threads_per_replica
-from skote.runtime.replica import Replica
 from skote.types import Completion, EngineError, ExitCode, RecordError
 
 _REFERENCE = EngineConfig(
@@ -82,7 +82,9 @@ class Session:
         self.machine = describe_machine(describe_accelerators())
         self.writer = RunWriter(self.directory, self.run_id, self.plan.workload.sha256)
         self.journal = Journal(self.directory)
-        self.telemetry = Telemetry(self.directory, gpu_uuids(self.plan.devices))
+        self.backend: Backend = ProcessBackend()
+        self.elsewhere = self.plan.settings.router.backend.address is not None  # until the replicas say
+        self.telemetry = Telemetry(self.directory, {} if self.elsewhere else gpu_uuids(self.plan.devices))
 
     def run(self) -> ExitCode:
         """Measure, and write everything; the run's exit code.
@@ -138,7 +140,10 @@ class Session:
         settings, workload = self.plan.settings, self.plan.workload
         if settings.measure.harness_overhead:
             self._measure_harness()
+        router = settings.router.backend
+        self.backend = stack.enter_context(open_backend(router.name, router.address, self.plan.devices))
         arms = [self._start(stack, name, config) for name, config in self.plan.arms.items()]
+        self.elsewhere = not all(arm.is_here for arm in arms)
         for arm in arms:
             self.progress.say(f"Warming up {arm.name} ({arm.engine})")
             self._add_warmup(arm, arm.warm_up(workload.warmup))
@@ -169,7 +174,7 @@ class Session:
     def _run_blocks(self, arms: list[Arm], first: int) -> None:
         by_name = {arm.name: arm for arm in arms}
         for step in plan_passes(len(self.workload.blocks), self.plan.settings.seed, _names(arms), first):
-            idle = [replica.pid for arm in arms if arm.name != step.arm for replica in arm.replicas]
+            idle = [pid for arm in arms if arm.name != step.arm for pid in arm.pids_here]
             self._run_pass(by_name[step.arm], step, idle)
 
     def _blocks_to_add(self, rule: StopRule) -> int:
@@ -211,8 +216,8 @@ class Session:
     def _measure_ceilings(self) -> None:
         """Note what the first device can read and multiply, once the arms are gone: it takes memory, and the device."""
         replicas = [replica for arm in self.arms.values() for replica in arm["replicas"]]
-        if not any(replica["info"].get("weights_fingerprint") for replica in replicas):
-            return  # engines that read no weights of ours have no roofline
+        if self.elsewhere or not any(replica["info"].get("weights_fingerprint") for replica in replicas):
+            return  # another machine's device, or engines that read no weights of ours, have no roofline
         device, settings = self.plan.devices[0], self.plan.settings
         self.progress.say(f"Measuring what {device} can read and multiply")
         ceilings = measure_ceilings(
@@ -235,6 +240,7 @@ class Session:
                 devices=["cpu"],
                 dtype="fp32",
                 router=RouterConfig(),
+                backend=ProcessBackend(),
                 log_dir=self.directory,
                 timeout_s=self.plan.settings.measure.start_timeout_s,
             )
@@ -252,6 +258,7 @@ class Session:
             devices=devices,
             dtype=dtype or settings.dtype.name,
             router=settings.router,
+            backend=self.backend,
             log_dir=self.directory,
             timeout_s=settings.measure.start_timeout_s,
         )
@@ -283,7 +290,7 @@ class Session:
         )
 
     @contextmanager
-    def _fp32_reference(self) -> Iterator[Replica]:
+    def _fp32_reference(self) -> Iterator[AnyReplica]:
         with ExitStack() as stack:
             yield self._start(stack, "baseline", _REFERENCE, "fp32").replicas[0]
 

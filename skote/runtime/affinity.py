@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from skote.flags import NumericFlags, set_flags
 
 Cores = tuple[int, ...]
@@ -52,6 +50,8 @@ def parse_cores(text: str) -> set[int]:
 def _near(device: str, ours: Sequence[int], pci: Path) -> Cores | None:
     if not device.startswith("cuda"):
         return None
+    import torch
+
     facts: Any = torch.cuda.get_device_properties(device)  # torch's stubs lack the PCI address
     address = f"{facts.pci_domain_id:04x}:{facts.pci_bus_id:02x}:{facts.pci_device_id:02x}.0"
     listed = pci / address / "local_cpulist"

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, wait
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -21,7 +20,7 @@ from skote.runtime.cli import run_command
 from skote.runtime.dispatch import ReplicaDispatcher, ReplicaEvent
 from skote.runtime.dispatch_options import DispatchOptions
 from skote.runtime.lane import ReplicaCounts
-from skote.runtime.replica import Replica, check_hang_s
+from skote.runtime.replica import check_hang_s
 from skote.runtime.router_command import PROG, answer_prompts, router_parser
 from skote.types import (
     Completion,
@@ -78,6 +77,8 @@ class Router:
         engine: another engine than Skotergy's; its options add to, and win over, the common ones.
         codec: a tokenizer in place of the checkpoint's own.
         log_dir: a folder for one log a replica, replica-N.log; None lets them write to this process's stderr.
+        backend: process, or ray, where replicas are Ray actors, on the machines of the Ray at `address` (HOST:PORT) or,
+            where that is None, on a Ray that lives as long as this router.
 
     Callbacks of its futures run in one thread of its own: one that takes long holds up later answers, and no replica.
 
@@ -103,9 +104,10 @@ class Router:
         engine: EngineSpec | None = None,
         codec: Codec | None = None,
         log_dir: str | Path | None = None,
+        backend: str = "process",
+        address: str | None = None,
     ) -> None:
-        from skote.runtime.affinity import cores_of, prepare
-        from skote.runtime.devices import resolve_devices, threads_per_replica
+        from skote.runtime.backend import backend_devices, open_backend
         from skote.runtime.text import load_tokenizer
 
         _check(UsageError, "local_dir", local_dir, (str, Path), "a directory's path")
@@ -123,17 +125,18 @@ class Router:
         )
         self.codec: Codec = load_tokenizer(local_dir) if codec is None else codec
         self._ids = itertools.count()
-        names = resolve_devices(devices)
-        threads = threads_per_replica(names)
         dtype = "fp32" if dtype is None else dtype
-        flags, cores = flags_for(dtype, threads), cores_of(names)
+        flags_for(dtype)
+        names = backend_devices(backend, address, devices)
         target = engine or EngineSpec(_SKOTERGY, {"pad_id": self.codec.pad_id})
         with contextlib.ExitStack() as stack:
+            home = stack.enter_context(open_backend(backend, address, names))
+            threads = home.threads(names)
             replicas = []
             for index, device in enumerate(names):
                 keywords = {
                     "local_dir": str(local_dir),
-                    "device": device,
+                    "device": home.device(device),
                     "dtype": dtype,
                     "threads": threads,
                     "random_seed": None,
@@ -141,15 +144,15 @@ class Router:
                 }
                 log = None if log_dir is None else Path(log_dir) / f"replica-{index}.log"
                 spec = EngineSpec(target.target, keywords)
-                setup = partial(prepare, flags, cores[index])
-                replica = Replica(spec, index=index, device=device, setup=setup, log=log, hang_s=hang_s)
+                flags = flags_for(dtype, threads)
+                replica = home.start(spec, names, index, flags=flags, log=log, hide_ids=False, hang_s=hang_s)
                 replicas.append(stack.enter_context(replica))
             self._dispatcher = ReplicaDispatcher(replicas, **dataclasses.asdict(options))
             stack.enter_context(self._dispatcher)
             for replica in replicas:
                 replica.wait_ready()
             self._replicas = replicas
-            stack.pop_all()  # all is well: from here on `close` does it
+            self._home = stack.pop_all()  # all is well: from here on `close` does it
 
     def __enter__(self) -> Router:
         return self
@@ -284,6 +287,7 @@ class Router:
         for replica in self._replicas:
             replica.close(max(0.0, deadline - time.monotonic()))
         self._dispatcher.close()  # now that nothing runs, it waits for the last callbacks
+        self._home.close()
 
     def _dispatch(
         self, text: str, max_new_tokens: int, greedy: bool, sampling: Sampling | None, priority: Priority

@@ -74,6 +74,8 @@ def router_parser() -> Parser:
         metavar="S",
         help="seconds without a token after which a busy replica's process is ended (default: never)",
     )
+    parser.add_argument("--backend", default="process", help="process (default) or ray")
+    parser.add_argument("--address", metavar="HOST:PORT", help="of a Ray's head, instead of a Ray of its own")
     parser.add_argument("--log-dir", type=Path, metavar="DIR", help="one log a replica goes here, instead of stderr")
     parser.add_argument("--json", action="store_true", help="one JSON object a prompt instead of plain text")
     return parser
@@ -105,6 +107,8 @@ def answer_prompts(options: argparse.Namespace, open_router: Callable[..., Route
         max_queue=options.max_queue,
         max_restarts=options.max_restarts,
         hang_s=options.hang_s,
+        backend=options.backend,
+        address=options.address,
         log_dir=options.log_dir,
     ) as router:
         if options.chat and not router.codec.has_chat_template:

@@ -1,8 +1,9 @@
-"""Tiny models of families that only Transformers runs."""
+"""Tiny models of families that only Transformers runs; replicas as processes, and as actors of a Ray of two nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,3 +73,41 @@ def qwen2_directory(make_module: Callable[..., Any], tmp_path_factory: pytest.Te
     directory = tmp_path_factory.mktemp("qwen2")
     make_module("qwen2, biases").save_pretrained(directory)
     return directory
+
+
+@pytest.fixture(scope="session")
+def ray_nodes() -> Iterator[Any]:
+    """A Ray of a head without CPUs and two machines of eight, all of them on this one; this process is connected."""
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    small = {"object_store_memory": 100 * 2**20, "include_dashboard": False}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **small})
+        for _ in range(2):
+            cluster.add_node(num_cpus=8, **small)
+        try:
+            ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+            yield cluster
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+
+
+@pytest.fixture
+def ray_home(ray_nodes: Any) -> Iterator[Any]:
+    """Room for three CPU replicas there."""
+    from skote.runtime.ray_cluster import RayCluster
+
+    with RayCluster(ray_nodes.address, ["cpu"] * 3) as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=["process", pytest.param("ray", marks=pytest.mark.slow)])
+def new_replica(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """`new_replica(spec, index=, device=, ...)`: a replica of either kind."""
+    from skote.runtime.ray_replica import RayReplica
+    from skote.runtime.replica import Replica
+
+    return Replica if request.param == "process" else partial(RayReplica, request.getfixturevalue("ray_home"))

@@ -1,4 +1,4 @@
-"""Replicas in real processes that are killed, that hang, and whose requests are cancelled: nothing is lost."""
+"""Replicas, processes or Ray actors, that are killed, that hang, and whose requests are cancelled: nothing is lost."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import os
 import random
 import signal
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from skote.engines.simulated import SimulatedEngine
 from skote.runtime.dispatch import ReplicaDispatcher
-from skote.runtime.replica import Replica
 from skote.types import Completion, EngineSpec, ReplicaError, Request, UsageError
+
+NewReplica = Callable[..., Any]
 
 SIMULATED = "skote.engines.simulated.SimulatedEngine"
 WAIT_S = 60.0
@@ -40,8 +43,10 @@ def slow_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "slow_engine.Slow"
 
 
-def test_a_cancelled_request_is_left_within_a_step_and_keeps_its_tokens(slow_engine: str) -> None:
-    with Replica(EngineSpec(slow_engine), index=0, device="cpu") as replica:
+def test_a_cancelled_request_is_left_within_a_step_and_keeps_its_tokens(
+    new_replica: NewReplica, slow_engine: str
+) -> None:
+    with new_replica(EngineSpec(slow_engine), index=0, device="cpu") as replica:
         replica.wait_ready(WAIT_S)
         endless = replica.generate([Request("endless", (1,), 10**9)])
         following = replica.generate([Request("following", (1,), 3)])
@@ -55,8 +60,8 @@ def test_a_cancelled_request_is_left_within_a_step_and_keeps_its_tokens(slow_eng
         replica.cancel(endless, 0)  # too late, and no matter
 
 
-def test_a_row_of_a_batch_is_cancelled_alone(slow_engine: str) -> None:
-    with Replica(EngineSpec(slow_engine), index=0, device="cpu") as replica:
+def test_a_row_of_a_batch_is_cancelled_alone(new_replica: NewReplica, slow_engine: str) -> None:
+    with new_replica(EngineSpec(slow_engine), index=0, device="cpu") as replica:
         replica.wait_ready(WAIT_S)
         batch = replica.generate([Request("kept", (1,), 300), Request("dropped", (1,), 300)])
         replica.cancel(batch, 1)
@@ -66,8 +71,8 @@ def test_a_row_of_a_batch_is_cancelled_alone(slow_engine: str) -> None:
         assert len(dropped.output_ids) < 300
 
 
-def test_a_launch_that_was_cancelled_before_its_turn_does_not_run(slow_engine: str) -> None:
-    with Replica(EngineSpec(slow_engine), index=0, device="cpu") as replica:
+def test_a_launch_that_was_cancelled_before_its_turn_does_not_run(new_replica: NewReplica, slow_engine: str) -> None:
+    with new_replica(EngineSpec(slow_engine), index=0, device="cpu") as replica:
         replica.wait_ready(WAIT_S)
         first = replica.generate([Request("first", (1,), 200)])
         hangs = replica.generate([Request("hang", (1,), 5)])
@@ -76,8 +81,8 @@ def test_a_launch_that_was_cancelled_before_its_turn_does_not_run(slow_engine: s
         assert hangs.result(WAIT_S)[0].status == "cancelled"
 
 
-def test_an_engine_that_hangs_is_ended_and_one_that_is_slow_is_not(slow_engine: str) -> None:
-    with Replica(EngineSpec(slow_engine), index=0, device="cpu", hang_s=0.4) as replica:
+def test_an_engine_that_hangs_is_ended_and_one_that_is_slow_is_not(new_replica: NewReplica, slow_engine: str) -> None:
+    with new_replica(EngineSpec(slow_engine), index=0, device="cpu", hang_s=0.4) as replica:
         replica.wait_ready(WAIT_S)
         slow = replica.generate([Request("slow", (1,), 1500)])
         assert slow.result(WAIT_S)[0].status == "ok"
@@ -91,7 +96,7 @@ def test_an_engine_that_hangs_is_ended_and_one_that_is_slow_is_not(slow_engine: 
 
 
 def test_what_waits_for_a_replica_that_cannot_come_back_fails_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    new_replica: NewReplica, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "once_engine.py").write_text(
         "import os\n"
@@ -106,7 +111,9 @@ def test_what_waits_for_a_replica_that_cannot_come_back_fails_with_the_reason(
         encoding="utf-8",
     )
     monkeypatch.syspath_prepend(tmp_path)
-    with Replica(EngineSpec("once_engine.Once", {"mark": str(tmp_path / "mark")}), index=0, device="cpu") as replica:
+    with new_replica(
+        EngineSpec("once_engine.Once", {"mark": str(tmp_path / "mark")}), index=0, device="cpu"
+    ) as replica:
         replica.wait_ready(WAIT_S)
         with ReplicaDispatcher([replica], max_restarts=3) as dispatcher:
             begun, waiting = (dispatcher.dispatch(Request(name, (1,), 2)).result(WAIT_S) for name in "ab")
@@ -116,8 +123,8 @@ def test_what_waits_for_a_replica_that_cannot_come_back_fails_with_the_reason(
             assert [event.what for event in dispatcher.events] == ["ended", "given up"]
 
 
-def test_only_a_replica_that_has_ended_is_started_again(slow_engine: str) -> None:
-    with Replica(EngineSpec(slow_engine), index=0, device="cpu") as replica:
+def test_only_a_replica_that_has_ended_is_started_again(new_replica: NewReplica, slow_engine: str) -> None:
+    with new_replica(EngineSpec(slow_engine), index=0, device="cpu") as replica:
         replica.wait_ready(WAIT_S)
         with pytest.raises(ReplicaError, match="cannot be started again: it has not ended"):
             replica.restart()
@@ -126,7 +133,7 @@ def test_only_a_replica_that_has_ended_is_started_again(slow_engine: str) -> Non
 
 
 @pytest.mark.slow
-def test_of_a_thousand_requests_none_is_lost_doubled_or_hung() -> None:
+def test_of_a_thousand_requests_none_is_lost_doubled_or_hung(new_replica: NewReplica) -> None:
     """With random lengths, 5 % cancelled, and a replica killed in the middle, which comes back."""
     dice = random.Random(5)
     spec = EngineSpec(SIMULATED, {"token_ms": 0.05})
@@ -142,7 +149,7 @@ def test_of_a_thousand_requests_none_is_lost_doubled_or_hung() -> None:
         answers.append(done.result().request_id)
         answered.release()
 
-    replicas = [Replica(spec, index=index, device="cpu") for index in range(3)]
+    replicas = [new_replica(spec, index=index, device="cpu") for index in range(3)]
     try:
         for replica in replicas:
             replica.wait_ready(WAIT_S)
@@ -180,8 +187,10 @@ def test_of_a_thousand_requests_none_is_lost_doubled_or_hung() -> None:
     assert events[1:] in ([], [(1, "restarted")])  # the others may have been done before it was ready
 
 
-def test_all_rows_of_a_batch_that_are_cancelled_between_two_tokens_come_back_cancelled(slow_engine: str) -> None:
-    with Replica(EngineSpec(slow_engine), index=0, device="cpu") as replica:
+def test_all_rows_of_a_batch_that_are_cancelled_between_two_tokens_come_back_cancelled(
+    new_replica: NewReplica, slow_engine: str
+) -> None:
+    with new_replica(EngineSpec(slow_engine), index=0, device="cpu") as replica:
         replica.wait_ready(WAIT_S)
         batch = replica.generate([Request(f"r{row}", (1,), 100_000) for row in range(4)])
         for row in range(4):
@@ -189,9 +198,9 @@ def test_all_rows_of_a_batch_that_are_cancelled_between_two_tokens_come_back_can
         assert [each.status for each in batch.result(WAIT_S)] == ["cancelled"] * 4
 
 
-def test_a_process_that_reads_nothing_is_ended_all_the_same(slow_engine: str) -> None:
+def test_a_process_that_reads_nothing_is_ended_all_the_same(new_replica: NewReplica, slow_engine: str) -> None:
     """Its pipe fills, and whoever writes to it blocks, until the watch ends it."""
-    with Replica(EngineSpec(slow_engine), index=0, device="cpu", hang_s=0.4) as replica:
+    with new_replica(EngineSpec(slow_engine), index=0, device="cpu", hang_s=0.4) as replica:
         replica.wait_ready(WAIT_S)
         os.kill(replica.pid, signal.SIGSTOP)
         launches = [replica.generate([Request("long", tuple(range(30_000)), 2)]) for _ in range(12)]
@@ -200,6 +209,6 @@ def test_a_process_that_reads_nothing_is_ended_all_the_same(slow_engine: str) ->
 
 
 @pytest.mark.parametrize("hang_s", [0.0, -1.0, 1e9, float("nan")])
-def test_a_watch_that_cannot_be_kept_is_refused(hang_s: float) -> None:
+def test_a_watch_that_cannot_be_kept_is_refused(new_replica: NewReplica, hang_s: float) -> None:
     with pytest.raises(UsageError, match="hang_s must lie above 0"):
-        Replica(EngineSpec(SIMULATED), index=0, device="cpu", hang_s=hang_s)
+        new_replica(EngineSpec(SIMULATED), index=0, device="cpu", hang_s=hang_s)

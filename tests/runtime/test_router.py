@@ -98,13 +98,16 @@ def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "echo_engines"
 
 
-@pytest.fixture
-def open_router(without_flags: None) -> Iterator[Open]:
-    """Open routers that the test need not close, and check that none leaves a thread."""
+@pytest.fixture(params=["process", pytest.param("ray", marks=pytest.mark.slow)])
+def open_router(request: pytest.FixtureRequest, without_flags: None) -> Iterator[Open]:
+    """Open routers that the test need not close, on either backend, and check that none leaves a thread."""
     routers: list[Router] = []
+    backend = {}
+    if request.param == "ray":
+        backend = {"backend": "ray", "address": request.getfixturevalue("ray_nodes").address}
 
     def open_one(devices: list[str] | None = None, **options: Any) -> Router:
-        options = {"engine": spec(), "codec": LetterCodec()} | options
+        options = {"engine": spec(), "codec": LetterCodec()} | backend | options
         routers.append(Router("no-directory", devices or CPUS, **options))
         return routers[-1]
 
