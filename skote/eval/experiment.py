@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from skote.config import CONF_DIR, RunConfig, recorded_settings, register_schema, to_settings
+from skote.eval.options import leaves
 from skote.types import UsageError
 
 FREE = {
@@ -50,7 +51,7 @@ def deviation(path: Path, manifest: Mapping[str, Any]) -> str | None:
         recorded = recorded_settings(manifest["config"])
     except UsageError as error:
         return str(error)
-    file, run = (dict(_leaves(asdict(each))) for each in (wanted, recorded))
+    file, run = (dict(leaves(asdict(each), whole=FREE)) for each in (wanted, recorded))
     differing = [key for key in file | run if key not in FREE and file.get(key) != run.get(key)]
     said = [f"{key} is {_shown(run, key)} in the run and {_shown(file, key)} in {path.name}" for key in differing]
     if _devices_differ(wanted, manifest["devices"]):
@@ -58,18 +59,6 @@ def deviation(path: Path, manifest: Mapping[str, Any]) -> str | None:
     if not said:
         return None
     return said[0] + (f", and {len(said) - 1} more do not match." if len(said) > 1 else ".")
-
-
-def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN401 (a part of the tree)
-    """Every option by its dotted key; a list of mappings, such as rules, by their numbers."""
-    if isinstance(node, Mapping) and node:
-        for key, value in node.items():
-            yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key))
-    elif isinstance(node, list) and node and isinstance(node[0], Mapping) and prefix not in FREE:
-        for index, value in enumerate(node):
-            yield from _leaves(value, f"{prefix}.{index}")
-    else:
-        yield prefix, node
 
 
 def _shown(leaves: Mapping[str, Any], key: str) -> str:

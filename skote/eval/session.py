@@ -129,6 +129,10 @@ class Session:
             write_outcome(self.directory, read_run(self.directory).manifest, metrics)
             for check in metrics["checks"] if metrics["status"] == "complete" else ():
                 self.progress.say(f"  {check['outcome']}: {check['name']}: {check['sentence']}")
+        for finding in metrics["findings"]:
+            if finding["code"] == "requests_failed":
+                place = self.directory / "requests.parquet"
+                self.progress.say(f"{finding['sentence']} Each one's error is in {place}.")
         if "claim" in metrics:
             self.progress.say(claim_line(metrics["claim"]))
         self.progress.say(str(path))
@@ -279,6 +283,7 @@ class Session:
             dtype=settings.dtype.name,
             reference=self._fp32_reference,
             eos_ids=self.plan.spec.eos_ids,
+            vocab=self.plan.spec.vocab,
             seed=settings.seed,
         )
 

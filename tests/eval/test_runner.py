@@ -118,6 +118,28 @@ def test_an_engine_that_cheats_is_invalid(tmp_path, engine, dtype):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_an_engine_of_another_vocabulary_is_invalid_and_told_apart_from_the_baseline(tmp_path, dtype):
+    """The simulated engine answers with up to 49,152 tokens, and the baseline that has to judge them knows 512."""
+    two_arms = ("engine=simulated", "compare=baseline", "model=tiny_shape", "measure.harness_overhead=false")
+    code, _, err = run(tmp_path, *two_arms, *SHORT, f"dtype={dtype}", "hydra.run.dir=run")
+    assert (code, err) == (2, "")
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text(encoding="utf-8"))
+    [finding] = [each for each in metrics["findings"] if each["code"] == "parity_failed"]
+    assert finding["sentence"].startswith("Parity failed: The candidate answered request p00 with token ")
+
+
+def test_requests_that_failed_are_told_on_the_terminal_with_the_place_of_the_others(tmp_path):
+    """Engines see a count for an id: 0 is the warm-up of the only shape, 2 and 3 are measured."""
+    one_shape = ("workload.prompts=sentences", "workload.prompt_tokens=20")
+    code, out, err = run(tmp_path, *SIMULATED, *SHORT, *one_shape, '+engine.fail_on=["2","3"]', "hydra.run.dir=run")
+    assert (code, err) == (1, "")
+    [line] = [each for each in out.splitlines() if "requests failed" in each]
+    assert line.startswith("2 of 6 requests failed in the candidate arm, first b00-r01 (The simulated engine was told")
+    assert line.endswith(f"Each one's error is in {tmp_path}/run/requests.parquet.")
+
+
+@pytest.mark.slow
 def test_an_honest_engine_in_bf16_is_valid(tmp_path):
     code, _, err = run(tmp_path, *TINY, "workload.blocks=3", "dtype=bf16", "hydra.run.dir=run")
     assert (code, err) == (0, "")
