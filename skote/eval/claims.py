@@ -73,6 +73,7 @@ class ClaimConfig:
         contracts: names of `skote.contracts`' checks to run.
         open: parts that are not covered.
         needs: cpu, or cuda where the run needs a CUDA device.
+        weights: the `weights_sha256` of the weights that are meant; only then may a run take them from `model.path`.
     """
 
     id: str = ""
@@ -84,6 +85,7 @@ class ClaimConfig:
     contracts: list[str] = field(default_factory=list)
     open: list[OpenPartConfig] = field(default_factory=list)
     needs: str = "cpu"
+    weights: str = ""
 
     @property
     def measures(self) -> bool:

@@ -19,6 +19,7 @@ FREE = {
     *("model.path", "model.cache_dir", "engine.environment", "compare.environment"),  # where things lie
     *("devices", "report.render", "measure.start_timeout_s"),  # devices: see `_devices_differ`
     *("claim.statement", "claim.claimed", "claim.source", "claim.open"),  # words
+    "claim.weights",  # see `_other_weights`
 }
 """Options that a run may have otherwise than its file: they are not what is measured or judged."""
 
@@ -41,7 +42,8 @@ def deviation(path: Path, manifest: Mapping[str, Any]) -> str | None:
     """What a run with `manifest` has otherwise than the experiment file `path`, as one sentence; None where nothing.
 
     Compared is every option but those in `FREE`: the claim's rules, checks and subject, and all that is measured. Of
-    the devices only number and kind, and that they are CUDA devices where the claim needs them.
+    the devices only number and kind, and that they are CUDA devices where the claim needs them. Weights from another
+    place must be those that the file means (`claim.weights`).
 
     Raises:
         UsageError: the file cannot be composed.
@@ -54,6 +56,7 @@ def deviation(path: Path, manifest: Mapping[str, Any]) -> str | None:
     file, run = (dict(leaves(asdict(each), whole=FREE)) for each in (wanted, recorded))
     differing = [key for key in file | run if key not in FREE and file.get(key) != run.get(key)]
     said = [f"{key} is {_shown(run, key)} in the run and {_shown(file, key)} in {path.name}" for key in differing]
+    said += _other_weights(wanted, recorded, manifest["model"]["weights_sha256"], path.name)
     if _devices_differ(wanted, manifest["devices"]):
         said.append(f"it ran on {', '.join(manifest['devices'])}, which {path.name} does not ask for")
     if not said:
@@ -63,6 +66,18 @@ def deviation(path: Path, manifest: Mapping[str, Any]) -> str | None:
 
 def _shown(leaves: Mapping[str, Any], key: str) -> str:
     return repr(leaves[key]) if key in leaves else "not there"
+
+
+def _other_weights(wanted: RunConfig, run: RunConfig, sha256: str | None, name: str) -> list[str]:
+    """What is wrong with the weights of a run, whose hash is `sha256`; one whose engines load none has no hash."""
+    meant, moved = wanted.claim.weights, run.model.path != wanted.model.path
+    if moved and not meant:
+        unsaid = f"{name} does not say which weights it means: claim.weights"
+        return [f"model.path is {run.model.path!r} in the run, and {unsaid}"]
+    if meant and sha256 != meant and (moved or sha256 is not None):
+        found = "no hash" if sha256 is None else f"the SHA-256 {sha256}"
+        return [f"its weights have {found}, and {name} means {meant} (claim.weights)"]
+    return []
 
 
 def _devices_differ(wanted: RunConfig, ran: list[str]) -> bool:
