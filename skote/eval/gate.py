@@ -115,7 +115,7 @@ class ParityGate:
         Raises:
             EngineError: the reference failed on a request.
         """
-        self._check_vocabulary(timed)
+        self._check_vocabulary(timed)  # the reference is asked for all of them
         if self._foreign is not None:
             return self._entry | vocabulary_parity(self._foreign, self._dtype, len(self._requests))
         both = [each for each in requests if all(timed[name].get(each.request_id) for name in self._arms)]
@@ -143,7 +143,11 @@ class ParityGate:
         self._requests |= {request.request_id: request for request in both}
         for name in self._arms:
             self._outputs[name] |= {request.request_id: outputs[name][request.request_id] for request in both}
-        self._check_vocabulary(outputs)
+        differing = [
+            each.request_id for each in both if len({outputs[name][each.request_id] for name in self._arms}) > 1
+        ]
+        scored = differing if self._dtype == "fp32" else [each.request_id for each in both]
+        self._check_vocabulary({name: {each: outputs[name][each] for each in scored} for name in self._arms})
         if self._foreign is None:
             try:
                 return self._judge(both)

@@ -256,6 +256,13 @@ def test_an_arm_that_answers_beyond_the_vocabulary_fails_parity_and_nobody_is_as
         assert set(entry["outputs"]) == {"candidate", "baseline"}
 
 
+def test_arms_that_agree_in_fp32_are_not_asked_about_the_vocabulary():
+    """Two engines without a model, as in tests of the harness itself: equal tokens, and nothing to score."""
+    arms = [Arm(name, {"a": (0, 7, 0)}, LOGITS) for name in ("candidate", "baseline")]
+
+    assert gate(*arms).probe(REQUESTS[:1])["passed"]
+
+
 def test_logits_of_another_vocabulary_fail_parity():
     arms = [Arm("candidate", {"a": (0, 1, 0)}, LOGITS[:, :1]), Arm("baseline", {"a": (0, 1, 0)}, LOGITS)]
     entry = gate(*arms, lambda: nullcontext(Arm("reference", {}, LOGITS))).probe(REQUESTS[:1])
