@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ FREE = {
 """Options that a run may have otherwise than its file: they are not what is measured or judged."""
 
 
-def compose_experiment(path: Path) -> RunConfig:
-    """The whole configuration of the experiment file `path`.
+def compose_experiment(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """The whole configuration of the experiment file `path`, with `overrides` as on the command line.
 
     Raises:
         UsageError: Hydra cannot compose it.
@@ -33,7 +33,7 @@ def compose_experiment(path: Path) -> RunConfig:
     register_schema()
     try:
         with initialize_config_dir(version_base="1.3", config_dir=str(path.parent.absolute())):
-            return to_settings(compose(path.stem, overrides=[f"hydra.searchpath=['file://{CONF_DIR}']"]))
+            return to_settings(compose(path.stem, overrides=[f"hydra.searchpath=['file://{CONF_DIR}']", *overrides]))
     except (HydraException, OmegaConfBaseException) as error:
         raise UsageError(f"{path} cannot be composed: {str(error).splitlines()[0].rstrip('.')}.") from error
 
@@ -82,7 +82,7 @@ def _other_weights(wanted: RunConfig, run: RunConfig, sha256: str | None, name: 
 
 def _devices_differ(wanted: RunConfig, ran: list[str]) -> bool:
     kinds = [device.partition(":")[0] for device in ran]
-    if wanted.claim.needs == "cuda" and set(kinds) != {"cuda"}:
+    if wanted.claim.needs in ("cuda", "two_cuda") and set(kinds) != {"cuda"}:
         return True
     if isinstance(wanted.devices, int):
         return len(ran) != wanted.devices

@@ -127,8 +127,12 @@ def _workloads(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding
 
 
 def _flags(manifest: dict[str, Any]) -> Iterator[Finding]:
+    # With other devices the cores are split over another number of replicas.
+    own_threads = (manifest["config"].get("other") or {}).get("devices") is not None
     seen = {
-        json.dumps(replica["info"]["flags"], sort_keys=True)
+        json.dumps(
+            {k: v for k, v in replica["info"]["flags"].items() if k != "threads" or not own_threads}, sort_keys=True
+        )
         for content in manifest["arms"].values()
         for replica in content["replicas"]
         if "flags" in replica["info"]

@@ -6,11 +6,14 @@ Part of the composition root.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from skote.config import EngineConfig, ModelConfig, RunConfig
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from skote.config import EngineConfig, ModelConfig, RouterConfig, RunConfig
 from skote.eval.adaptive import StopRule
 from skote.eval.claims import check_claim
 from skote.eval.codec import HashCodec
@@ -46,6 +49,15 @@ class Plan:
     codec: TextCodec | None
     arms: dict[ArmName, EngineConfig]
     stop: StopRule | None
+    other_devices: list[str]
+
+    def devices_of(self, arm: ArmName) -> list[str]:
+        """The devices of an arm's replicas: `devices`, and `other_devices` of the baseline arm."""
+        return self.devices if arm == "candidate" else self.other_devices
+
+    def router_of(self, arm: ArmName) -> RouterConfig:
+        """The options of an arm's router."""
+        return self.settings.router if arm == "candidate" else other_router(self.settings)
 
     @property
     def model_options(self) -> dict[str, Any]:
@@ -76,6 +88,7 @@ def plan_run(settings: RunConfig, directory: Path, progress: RunProgress, *, com
     if not settings.engine["name"]:
         raise UsageError("engine must name an engine; compare=none is for the other arm.")
     devices = resolve_devices(settings.devices)
+    other_devices = devices if settings.other.devices is None else resolve_devices(settings.other.devices)
     source = model_source(settings.model, directory, progress)
     spec = load_facts(source.local_dir, source.layers)
     codec = load_tokenizer(source.local_dir) if source.random_seed is None else None
@@ -94,14 +107,14 @@ def plan_run(settings: RunConfig, directory: Path, progress: RunProgress, *, com
         arms = {}
     elif compare:
         arms["baseline"] = EngineConfig.of(settings.compare)
-    plan = Plan(settings, source, spec, devices, workload, codec, arms, stop)
+    plan = Plan(settings, source, spec, devices, workload, codec, arms, stop, other_devices)
     modelled = [config for config in arms.values() if config._target_ != SIMULATED._target_]
     positions = plan.model_options["max_model_len"]
     compared = len(arms) == 2 and settings.measure.parity and (settings.dtype.name != "fp32" or not workload.greedy)
     check_memory(
         spec,
         settings.dtype.name,
-        devices,
+        max(devices, other_devices, key=len),
         caches=[_cache_positions(config, positions, alone=len(modelled) == 1) for config in modelled],
         reference=compared,
     )
@@ -115,7 +128,28 @@ def _check_numbers(settings: RunConfig) -> None:
     timeout_s = settings.measure.start_timeout_s
     if not 0 < timeout_s <= threading.TIMEOUT_MAX:
         raise UsageError(f"measure.start_timeout_s must be a number of seconds above 0, got {timeout_s:g}.")
-    router = settings.router
+    for router in (settings.router, other_router(settings)):
+        _check_router(router)
+
+
+def other_router(settings: RunConfig) -> RouterConfig:
+    """The router of the baseline arm.
+
+    Raises:
+        UsageError: `other.router` names an option that a router does not have, or gives it another kind of value.
+    """
+    schema = OmegaConf.structured(settings.router)
+    try:
+        router = OmegaConf.to_object(OmegaConf.merge(schema, settings.other.router))
+    except OmegaConfBaseException as error:
+        known = ", ".join(asdict(settings.router))
+        raise UsageError(f"other.router: {str(error).splitlines()[0].rstrip('.')}; a router has {known}.") from error
+    if not isinstance(router, RouterConfig):
+        raise TypeError(f"the other arm's router is a {type(router).__name__}, not a RouterConfig")
+    return router
+
+
+def _check_router(router: RouterConfig) -> None:
     DispatchOptions(
         router.policy,
         router.max_concurrency_per_device,

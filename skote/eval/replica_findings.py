@@ -6,10 +6,21 @@ from collections.abc import Iterator
 from typing import Any
 
 from skote.eval.finding import Finding
+from skote.eval.wording import arm_options
 
 
 def replica_findings(manifest: dict[str, Any]) -> Iterator[Finding]:
-    """One for each arm in which a replica ended: from then on its load was another."""
+    """One where the arms differ in devices or router, and one for each arm in which a replica ended."""
+    options = arm_options(manifest)
+    if options:
+        yield Finding(
+            "info",
+            "arms_differ",
+            ", ".join(options["candidate"]),
+            ", ".join(options["baseline"]),
+            "The arms differ on purpose in devices or router: the candidate has "
+            f"{', '.join(options['candidate'])}, the baseline {', '.join(options['baseline'])}.",
+        )
     for arm, entry in manifest["arms"].items():
         events = entry.get("events", ())
         ended = [event for event in events if event["what"] == "ended"]

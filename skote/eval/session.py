@@ -82,7 +82,7 @@ class Session:
         self.machine = describe_machine(describe_accelerators())
         self.writer = RunWriter(self.directory, self.run_id, self.plan.workload.sha256)
         self.journal = Journal(self.directory)
-        self.telemetry = Telemetry(self.directory, gpu_uuids(self.plan.devices))
+        self.telemetry = Telemetry(self.directory, gpu_uuids(max(self.plan.devices, self.plan.other_devices, key=len)))
 
     def run(self) -> ExitCode:
         """Measure, and write everything; the run's exit code.
@@ -246,7 +246,7 @@ class Session:
 
     def _start(self, stack: ExitStack, name: ArmName, config: EngineConfig, dtype: str | None = None) -> Arm:
         settings = self.plan.settings
-        devices = self.plan.devices if dtype is None else self.plan.devices[:1]  # a reference needs one
+        devices = self.plan.devices_of(name) if dtype is None else self.plan.devices[:1]  # a reference needs one
         self.progress.say(f"Loading {config.name} on {', '.join(devices)}")
         arm = start_arm(
             stack,
@@ -255,7 +255,7 @@ class Session:
             model=self.plan.model_options,
             devices=devices,
             dtype=dtype or settings.dtype.name,
-            router=settings.router,
+            router=self.plan.router_of(name),
             log_dir=self.directory,
             timeout_s=settings.measure.start_timeout_s,
         )

@@ -90,7 +90,7 @@ def test_every_experiment_composes_and_can_be_judged(name: str) -> None:
     claim = read_claims(EXPERIMENTS)[name]
     check_claim(settings.claim)
     assert asdict(settings.claim) == {**asdict(ClaimConfig()), **claim, **_whole(claim)}
-    assert settings.claim.needs in ("cpu", "cuda", "none")
+    assert settings.claim.needs in ("cpu", "cuda", "two_cuda", "none")
     assert set(settings.claim.contracts) <= set(CHECKS)
     used = {rule.figure.split(".")[1] for rule in settings.claim.rules if rule.figure.startswith("contracts.")}
     assert used <= set(settings.claim.contracts)
