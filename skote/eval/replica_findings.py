@@ -1,4 +1,4 @@
-"""Replicas that ended or came back while a run was measured, as findings."""
+"""Findings about replicas: arms that have others on purpose, and replicas that ended while a run was measured."""
 
 from __future__ import annotations
 
@@ -9,18 +9,23 @@ from skote.eval.finding import Finding
 from skote.eval.wording import arm_options
 
 
-def replica_findings(manifest: dict[str, Any]) -> Iterator[Finding]:
-    """One where the arms differ in devices or router, and one for each arm in which a replica ended."""
+def option_findings(manifest: dict[str, Any]) -> Iterator[Finding]:
+    """One where the arms were given other devices or routers (`other`)."""
     options = arm_options(manifest)
     if options:
+        candidate, baseline = (", ".join(options[arm]) for arm in ("candidate", "baseline"))
         yield Finding(
             "info",
             "arms_differ",
-            ", ".join(options["candidate"]),
-            ", ".join(options["baseline"]),
+            candidate,
+            baseline,
             "The arms differ on purpose in devices or router: the candidate has "
-            f"{', '.join(options['candidate'])}, the baseline {', '.join(options['baseline'])}.",
+            f"{candidate}, the other arm {baseline}.",
         )
+
+
+def replica_findings(manifest: dict[str, Any]) -> Iterator[Finding]:
+    """One for each arm in which a replica ended: from then on its load was another."""
     for arm, entry in manifest["arms"].items():
         events = entry.get("events", ())
         ended = [event for event in events if event["what"] == "ended"]
