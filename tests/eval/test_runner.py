@@ -140,6 +140,28 @@ def test_requests_that_failed_are_told_on_the_terminal_with_the_place_of_the_oth
 
 
 @pytest.mark.slow
+def test_two_replicas_are_compared_with_one_in_the_same_run(tmp_path):
+    """4 requests at once of 5 + 3 x 5 ms each: 80 ms for one replica, 40 for two."""
+    two_arms = ("engine=simulated", "compare=simulated", "model=tiny_shape", "measure.harness_overhead=false")
+    speed = [f"+{arm}.{delay}_ms=5" for arm in ("engine", "compare") for delay in ("prefill", "token")]
+    load = ("workload=burst16x64", "workload.requests_per_block=4", "workload.max_new_tokens=4", "workload.blocks=6")
+    devices = ("devices=[cpu,cpu]", "other.devices=cpu")
+    code, _, err = run(tmp_path, *two_arms, *speed, *load, *devices, "hydra.run.dir=run")
+    assert (code, err) in ((0, ""), (2, ""))  # 2 where others take the cores of one arm alone
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text(encoding="utf-8"))
+    assert [len(arm["by_replica"]) for arm in (metrics["arms"]["candidate"], metrics["arms"]["baseline"])] == [2, 0]
+    assert {arm: content["requests"]["ok"] for arm, content in metrics["arms"].items()} == {
+        "candidate": 24,
+        "baseline": 24,
+    }
+    assert metrics["parity"]["passed"]
+    assert "arms_differ" in {finding["code"] for finding in metrics["findings"]}
+    assert "simulated (2 × cpu) against simulated (cpu)" in (tmp_path / "run" / "report.html").read_text(
+        encoding="utf-8"
+    )
+
+
+@pytest.mark.slow
 def test_an_honest_engine_in_bf16_is_valid(tmp_path):
     code, _, err = run(tmp_path, *TINY, "workload.blocks=3", "dtype=bf16", "hydra.run.dir=run")
     assert (code, err) == (0, "")
