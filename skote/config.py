@@ -105,6 +105,19 @@ class RouterConfig:
 
 
 @dataclass
+class OtherArmConfig:
+    """What the other arm has otherwise than the candidate; by default nothing, and the two are alike.
+
+    Attributes:
+        devices: as the run's own; null is the same.
+        router: options of the router, by their names.
+    """
+
+    devices: Any = None
+    router: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
 class StopConfig:
     """When a run of two arms stops adding blocks (`skote.eval.adaptive.StopRule`).
 
@@ -158,6 +171,9 @@ class RunConfig:
     Attributes:
         engine, compare: `name`, `_target_` and whatever the engine's constructor takes, side by side (`EngineConfig`).
         devices: a number, `all`, a device's name or a list of names.
+        other: what the other arm has otherwise, where that is what is compared.
+        instead: the experiment file, beside this one, that runs in its place where there are fewer accelerators than
+            `devices`.
         claim: what an experiment file claims, and its pass rules.
         against: the directory of the run that `check=reproduce` repeats.
         resume: the directory of a sweep to go on with; `skote.eval.runner` takes it off the command line.
@@ -174,6 +190,8 @@ class RunConfig:
     check: CheckConfig = field(default_factory=CheckConfig)
     claim: ClaimConfig = field(default_factory=ClaimConfig)
     devices: Any = 1
+    other: OtherArmConfig = field(default_factory=OtherArmConfig)
+    instead: str | None = None
     seed: int = 0
     against: str | None = None
     resume: str | None = None

@@ -29,7 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """0 where every experiment came to a verdict, else 1; 4 for a name that there is none of."""
     parser = argparse.ArgumentParser(prog="tools/claims.py", description=__doc__)
     parser.add_argument("names", metavar="NAME", nargs="*", help="experiments, such as E05 (default: all a CPU can do)")
-    parser.add_argument("--needs", default="cpu", choices=["cpu", "cuda"], help="which ones, where none is named")
+    parser.add_argument(
+        "--needs", default="cpu", choices=["cpu", "cuda", "two_cuda"], help="which ones, where none is named"
+    )
     parser.add_argument("--override", metavar="KEY=VALUE", action="append", default=[], help="added to each run")
     arguments = parser.parse_args(argv)
     claims = read_claims(EXPERIMENTS)

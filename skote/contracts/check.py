@@ -28,6 +28,7 @@ CHECKS = {
     "in_flight": "skote.contracts.dispatching:in_flight",
     "closing": "skote.contracts.dispatching:closing",
     "cancelling": "skote.contracts.dispatching:cancelling",
+    "length_routing": "skote.contracts.routing:length_routing",
     "norm": "skote.contracts.numerics:norm",
     "flags": "skote.contracts.numerics:flags",
     "tf32": "skote.contracts.numerics:tf32",

@@ -72,7 +72,8 @@ class ClaimConfig:
         rules: what must be so. Figures under `contracts.` come from `contracts`, the others from measured arms.
         contracts: names of `skote.contracts`' checks to run.
         open: parts that are not covered.
-        needs: cpu, or cuda where the run needs a CUDA device.
+        needs: cpu, cuda where the run needs a CUDA device, two_cuda where it needs two of one host, none for no run.
+        weights: the `weights_sha256` of the weights that are meant; only then may a run take them from `model.path`.
     """
 
     id: str = ""
@@ -84,6 +85,7 @@ class ClaimConfig:
     contracts: list[str] = field(default_factory=list)
     open: list[OpenPartConfig] = field(default_factory=list)
     needs: str = "cpu"
+    weights: str = ""
 
     @property
     def measures(self) -> bool:

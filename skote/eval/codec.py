@@ -11,10 +11,6 @@ from typing import Protocol
 class Codec(Protocol):
     """Turns text into token ids, the model's way."""
 
-    @property
-    def vocab_size(self) -> int:
-        """How many ids there are."""
-
     def encode(self, text: str) -> tuple[int, ...]:
         """The ids of `text` as it stands, with the tokens that the tokenizer itself puts in front."""
 

@@ -12,7 +12,8 @@ from urllib.parse import quote
 from skote.eval.across import Across, Candidate, candidate_of, compare_candidates, same_weights
 from skote.eval.derive import Measured
 from skote.eval.figures import Bar, Chart, bars
-from skote.eval.finding import requests
+from skote.eval.finding import SEVERITIES, requests
+from skote.eval.options import differing_options
 from skote.eval.record import read_run, write_text
 from skote.eval.summary import PRIMARY, summarize_measured
 from skote.eval.wording import arm_labels, devices, environment, hardware, machine
@@ -21,7 +22,7 @@ from skote.types import ExitCode, RecordError, SkoteError
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One run of a comparison: what ran, and its figures as in its metrics.json."""
+    """One run of a comparison: what ran, its figures as in its metrics.json, and the `options` that not all share."""
 
     number: int
     directory: Path
@@ -30,6 +31,21 @@ class Entry:
     metrics: dict[str, Any]
     labels: dict[str, str]
     across: Across | None = None
+    options: tuple[str, ...] = ()
+
+    @property
+    def findings(self) -> tuple[str, str] | None:
+        """The worst severity of its findings and how many there are of each, in words; None without findings."""
+        found = [finding["severity"] for finding in self.metrics["findings"]]
+        counts = [f"{found.count(each)} {_plural(each, found.count(each))}" for each in SEVERITIES if each in found]
+        return (min(found, key=SEVERITIES.index), ", ".join(counts)) if found else None
+
+    @property
+    def threads(self) -> str:
+        """The CPU threads of each of its candidate's replicas; empty where the engine has not said."""
+        replicas = self.metrics["arms"] and self.manifest["arms"][next(iter(self.labels))]["replicas"]
+        known = sorted({flags["threads"] for each in replicas or () if (flags := each["info"].get("flags"))})
+        return f"{' or '.join(map(str, known))} thread{'s' * (known != [1])}" if known else ""
 
     @property
     def delta(self) -> dict[str, Any] | None:
@@ -83,6 +99,8 @@ def read_comparison(directories: Sequence[Path], *, across_machines: bool = Fals
             continue
         candidates.append(candidate_of(measured, run.manifest, metrics))
         entries.append(Entry(len(entries) + 1, directory, None, run.manifest, metrics, arm_labels(run.manifest)))
+    options = differing_options([entry.manifest for entry in entries])
+    entries = [replace(entry, options=tuple(own)) for entry, own in zip(entries, options, strict=True)]
     if not entries:
         reasons = " ".join(bad.reason for bad in unreadable[:1])
         raise RecordError(f"None of the {len(directories)} directories holds a readable run: {reasons}")
@@ -112,6 +130,10 @@ def render_comparison(comparison: Comparison, out_dir: Path, name: str = "compar
     )
     write_text(out_dir / name, page)
     return out_dir / name
+
+
+def _plural(severity: str, count: int) -> str:
+    return severity if severity == "invalid" else f"{'note' if severity == 'info' else severity}{'s' * (count > 1)}"
 
 
 def _link(directory: Path, out_dir: Path) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections.abc import Iterator, Sequence
@@ -18,13 +19,20 @@ class Dealer:
     Prompts as they stand (`prompt_tokens` null): taken evenly over the lengths where there are more than needed, and
     dealt so that every block of a deal holds a similar mix of lengths; what is left over goes into the next deal. Where
     there are fewer than needed the list is gone through again with a number in front, "(2) ...". Documents
-    (`prompt_tokens` N): the sentences in a new order for each request, under a numbered heading, cut at N tokens.
+    (`prompt_tokens` N): the sentences in a new order for each request, under a heading with a number of its own, drawn
+    at random, cut at N tokens.
+
+    `held_out` are texts for what is not timed; see `undealt`.
     """
 
-    def __init__(self, config: WorkloadConfig, texts: Sequence[str], codec: Codec, seed: int) -> None:
+    def __init__(
+        self, config: WorkloadConfig, texts: Sequence[str], codec: Codec, seed: int, held_out: Sequence[str] = ()
+    ) -> None:
         self._config, self._texts, self._codec, self._seed = config, texts, codec, seed
+        self._held_out = held_out
         self._deals = itertools.count()
-        self._headings = itertools.count(1)
+        self._headings, self._other_headings = (itertools.islice(_headings(seed), n, None, 2) for n in (0, 1))
+        self._rng = random.Random(f"{seed}/undealt")  # noqa: S311 - of what is not dealt
         self._coming = _numbered(texts)
         self._left: list[Ids] = [] if config.prompt_tokens else [self._encode_next() for _ in texts]
 
@@ -34,6 +42,22 @@ class Dealer:
         # A string seed goes through SHA-512: the same shuffle on every machine.
         rng = random.Random(f"{self._seed}/prompts/{number}" if number else f"{self._seed}/prompts")  # noqa: S311
         return (self._deal_texts(rng) if self._config.prompt_tokens is None else self._deal_documents(rng)), rng
+
+    def undealt(self, length: int) -> Ids:
+        """A prompt that no block has or will have, of the form of those that it has; after the last deal.
+
+        A document has `length` tokens. A prompt as it stands is one of the texts that are held out, then one that no
+        block took, and then what a further block would have.
+        """
+        if self._config.prompt_tokens is None:
+            return self._spare.pop() if self._spare else self._encode_next()
+        return document(next(self._other_headings), length, self._texts, self._codec, self._rng)
+
+    @functools.cached_property
+    def _spare(self) -> list[Ids]:
+        held_out = [self._codec.encode_chat(text) for text in self._held_out]
+        left, taken = self._rng.sample(self._left, len(self._left)), self._rng.sample(held_out, len(held_out))
+        return [*left, *taken]
 
     def _encode_next(self) -> Ids:
         return self._codec.encode_chat(next(self._coming))
@@ -61,7 +85,7 @@ class Dealer:
         lengths = document_lengths(self._config)
         return [
             [
-                document(f"Report {next(self._headings)}.", length, self._texts, self._codec, rng)
+                document(next(self._headings), length, self._texts, self._codec, rng)
                 for length in itertools.islice(itertools.cycle(lengths), self._config.requests_per_block)
             ]
             for _ in range(self._config.blocks)
@@ -80,6 +104,14 @@ def document(text: str, length: int, sentences: Sequence[str], codec: Codec, rng
         text = " ".join([text, *rng.sample(sentences, len(sentences))])
         ids = codec.encode(text)
     return ids[:length]
+
+
+def _headings(seed: int) -> Iterator[str]:
+    """ "Report 4711." and so on: all numbers of four digits, then of five, in an order that tells nothing."""
+    rng = random.Random(f"{seed}/headings")  # noqa: S311
+    for digits in itertools.count(4):
+        numbers = range(10 ** (digits - 1), 10**digits)
+        yield from (f"Report {number}." for number in rng.sample(numbers, len(numbers)))
 
 
 def _numbered(texts: Sequence[str]) -> Iterator[str]:

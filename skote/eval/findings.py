@@ -16,7 +16,7 @@ from skote.eval.derive import Measured
 from skote.eval.finding import SEVERITIES, Finding, Severity, requests
 from skote.eval.machine_findings import machine_findings
 from skote.eval.physics import physics_findings
-from skote.eval.replica_findings import replica_findings
+from skote.eval.replica_findings import option_findings, replica_findings
 from skote.eval.stats import MIN_BLOCKS, minimum_samples
 from skote.eval.survivors import survivor_findings
 
@@ -38,6 +38,7 @@ def find(measured: Measured, manifest: dict[str, Any]) -> list[Finding]:
         *_missing(measured, manifest),
         *_status(measured, manifest),
         *_failures(measured),
+        *option_findings(manifest),
         *replica_findings(manifest),
         *survivor_findings(measured),
         *_samples(measured),
@@ -127,8 +128,12 @@ def _workloads(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding
 
 
 def _flags(manifest: dict[str, Any]) -> Iterator[Finding]:
+    # With other devices the cores are split over another number of replicas.
+    own_threads = (manifest["config"].get("other") or {}).get("devices") is not None
     seen = {
-        json.dumps(replica["info"]["flags"], sort_keys=True)
+        json.dumps(
+            {k: v for k, v in replica["info"]["flags"].items() if k != "threads" or not own_threads}, sort_keys=True
+        )
         for content in manifest["arms"].values()
         for replica in content["replicas"]
         if "flags" in replica["info"]

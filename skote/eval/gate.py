@@ -5,6 +5,7 @@ After timing it judges the timed outputs themselves. In fp32 the two arms' token
 dtypes tokens may differ: every output of the candidate must be what its own logits choose, and on the held-out requests
 and a sample of the timed ones the baseline's tokens are forced through both arms and an fp32 reference, one by one.
 Where timed outputs are sampled, those of a sample of the requests must be draws from the reference's distribution.
+An arm that answers in tokens that the model does not have has failed, and is compared no further.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from skote.eval.parity import (
     token_parity,
 )
 from skote.eval.record import ids_sha256
+from skote.eval.vocabulary import OtherVocabularyError, check_ids, check_logits, vocabulary_parity
 from skote.runtime.backend import AnyReplica
 from skote.types import Completion, EngineError, Request, Sampling
 
@@ -57,6 +59,7 @@ class ParityGate:
         dtype: of both arms.
         reference: starts an fp32 replica for a while. In fp32, where greedy tokens must be equal, sampled ones need it.
         eos_ids: what may end a text early.
+        vocab: how many tokens the model has.
         seed: of the bootstrap.
     """
 
@@ -68,11 +71,14 @@ class ParityGate:
         dtype: str,
         reference: Reference,
         eos_ids: Sequence[int],
+        vocab: int,
         seed: int,
     ) -> None:
         self._arms: dict[ArmName, Arm] = {"candidate": candidate, "baseline": baseline}
         self._dtype, self._reference, self._seed = dtype, reference, seed
         self._eos_ids = frozenset(eos_ids)
+        self._vocab = vocab
+        self._foreign: OtherVocabularyError | None = None
         self._requests: dict[str, Request] = {}
         self._outputs: dict[ArmName, dict[str, Ids]] = {"candidate": {}, "baseline": {}}
         self._divergences: list[Divergence] = []
@@ -89,7 +95,7 @@ class ParityGate:
             EngineError: an arm or the reference failed on a request.
         """
         asked = [greedy(request) for request in requests]
-        self._entry = self._judge(asked, {name: _outputs(arm, asked) for name, arm in self._arms.items()})
+        self._entry = self._judge_known(asked, {name: _outputs(arm, asked) for name, arm in self._arms.items()})
         return self._entry
 
     def settle(self, requests: Sequence[Request], timed: Outputs) -> dict[str, Any]:
@@ -98,7 +104,7 @@ class ParityGate:
         Raises:
             EngineError: an arm or the reference failed on a request.
         """
-        return self._judge(requests, timed)
+        return self._judge_known(requests, timed)
 
     def settle_sampled(self, requests: Sequence[Request], timed: Outputs) -> dict[str, Any]:
         """Judge the `timed` outputs of a sample of the sampled `requests` that both arms finished: the whole entry.
@@ -109,6 +115,9 @@ class ParityGate:
         Raises:
             EngineError: the reference failed on a request.
         """
+        self._check_vocabulary(timed)  # the reference is asked for all of them
+        if self._foreign is not None:
+            return self._entry | vocabulary_parity(self._foreign, self._dtype, len(self._requests))
         both = [each for each in requests if all(timed[name].get(each.request_id) for name in self._arms)]
         rng = random.Random(f"{self._seed}/sampled")  # noqa: S311 - drawn after timing, so that no engine can know it
         sample = _sample([len(timed["candidate"][each.request_id]) for each in both], rng)
@@ -121,11 +130,32 @@ class ParityGate:
                     draw.append(draws(logits, ids, request.sampling, self._rounding))
         return sampled_parity(self._entry, found)
 
-    def _judge(self, requests: Sequence[Request], outputs: Outputs) -> dict[str, Any]:
+    def _check_vocabulary(self, outputs: Outputs) -> None:
+        try:
+            for name in self._arms:
+                check_ids(name, outputs[name], self._vocab)
+        except OtherVocabularyError as error:
+            self._foreign = self._foreign or error
+
+    def _judge_known(self, requests: Sequence[Request], outputs: Outputs) -> dict[str, Any]:
+        """`_judge`, of arms whose tokens are the model's; of others, and from then on, an entry that says so."""
         both = [each for each in requests if all(each.request_id in outputs[name] for name in self._arms)]
         self._requests |= {request.request_id: request for request in both}
         for name in self._arms:
             self._outputs[name] |= {request.request_id: outputs[name][request.request_id] for request in both}
+        differing = [
+            each.request_id for each in both if len({outputs[name][each.request_id] for name in self._arms}) > 1
+        ]
+        scored = differing if self._dtype == "fp32" else [each.request_id for each in both]
+        self._check_vocabulary({name: {each: outputs[name][each] for each in scored} for name in self._arms})
+        if self._foreign is None:
+            try:
+                return self._judge(both)
+            except OtherVocabularyError as error:
+                self._foreign = error
+        return vocabulary_parity(self._foreign, self._dtype, len(self._requests)) | self._hashes()
+
+    def _judge(self, both: Sequence[Request]) -> dict[str, Any]:
         if self._dtype == "fp32":
             return self._judge_tokens(both) | self._hashes()
         rng = random.Random(f"{self._seed}/forced")  # noqa: S311 - drawn after timing, so that no engine can know it
@@ -180,7 +210,9 @@ class ParityGate:
             self._inconsistent.append(f"{name} {request.request_id}")
 
     def _score(self, name: ArmName, request: Request, ids: Ids) -> Any:  # noqa: ANN401 (logits, see Engine.score)
-        return self._arms[name].replicas[0].call("score", request, ids).result()
+        logits = self._arms[name].replicas[0].call("score", request, ids).result()
+        check_logits(name, logits, self._vocab)
+        return logits
 
     def _hashes(self) -> dict[str, Any]:
         return {

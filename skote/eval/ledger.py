@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from skote.eval.claims import open_verdict
+from skote.eval.claims import NOT_TESTABLE, open_verdict
 from skote.eval.record import read_run, write_text
 from skote.eval.summary import summarize
 from skote.eval.wording import environment, machine
@@ -43,6 +43,8 @@ class Entry:
         """The run's verdict; without a run that counts what the file itself says, or NOT RUN."""
         if self.judged is not None:
             return str(self.judged["verdict"])
+        if self.claim["needs"] == "two_cuda":
+            return NOT_TESTABLE
         return NOT_RUN if self.claim["rules"] else open_verdict(self.claim["open"])[0]
 
     @property
@@ -51,7 +53,8 @@ class Entry:
         if self.judged is not None:
             return str(self.judged["reason"])
         if self.claim["rules"]:
-            return f"Run it with python run.py -cd experiments -cn {self.name} (needs: {self.claim['needs']})."
+            needs = "a host with two GPUs" if self.claim["needs"] == "two_cuda" else self.claim["needs"]
+            return f"Run it with python run.py -cd experiments -cn {self.name} (needs: {needs})."
         return open_verdict(self.claim["open"])[1]
 
     @property

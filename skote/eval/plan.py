@@ -6,11 +6,15 @@ Part of the composition root.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from skote.config import EngineConfig, ModelConfig, RunConfig
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from skote.config import EngineConfig, ModelConfig, RouterConfig, RunConfig
 from skote.eval.adaptive import StopRule
 from skote.eval.claims import check_claim
 from skote.eval.codec import HashCodec
@@ -20,6 +24,7 @@ from skote.eval.workload import Workload, build_workload, check_fits
 from skote.eval.workload_config import check_config
 from skote.flags import flags_for
 from skote.model.facts import ModelFacts, load_facts
+from skote.model.flops import prefill_flops
 from skote.model.source import ModelSource, converted_gguf, hub_snapshot, packaged_gguf, shape_directory
 from skote.runtime.backend import backend_devices
 from skote.runtime.capacity import check_memory
@@ -46,6 +51,15 @@ class Plan:
     codec: TextCodec | None
     arms: dict[ArmName, EngineConfig]
     stop: StopRule | None
+    other_devices: list[str]
+
+    def devices_of(self, arm: ArmName) -> list[str]:
+        """The devices of an arm's replicas: `devices`, and `other_devices` of the baseline arm."""
+        return self.devices if arm == "candidate" else self.other_devices
+
+    def router_of(self, arm: ArmName) -> RouterConfig:
+        """The options of an arm's router."""
+        return self.settings.router if arm == "candidate" else other_router(self.settings)
 
     @property
     def model_options(self) -> dict[str, Any]:
@@ -54,6 +68,21 @@ class Plan:
         return self.source.engine_options() | {
             "pad_id": self.codec.pad_id if self.codec else None,
             "max_model_len": min(longest, self.spec.max_positions),
+        }
+
+    def describe_model(self, weights_sha256: str | None) -> dict[str, Any]:
+        """The manifest's entry of the model, whose arms loaded weights of that hash."""
+        settings, spec = self.settings, self.spec
+        element = 4 if settings.dtype.name in ("fp32", "tf32") else 2
+        return {
+            "name": settings.model.name or self.source.local_dir.name,
+            "path": settings.model.path or self.source.local_dir.name,
+            "parameters": spec.parameters,
+            "bytes_per_token": spec.bytes_per_token(element),
+            "kv_bytes_per_token": spec.kv_bytes_per_token(element),
+            "prefill_flops": prefill_flops(spec),
+            "tokenizer_sha256": self.codec.sha256 if self.codec else None,
+            "weights_sha256": weights_sha256,
         }
 
     def _all_requests(self) -> list[Any]:
@@ -75,8 +104,9 @@ def plan_run(settings: RunConfig, directory: Path, progress: RunProgress, *, com
     flags_for(settings.dtype.name)
     if not settings.engine["name"]:
         raise UsageError("engine must name an engine; compare=none is for the other arm.")
-    backend = settings.router.backend
-    devices = backend_devices(backend.name, backend.address, settings.devices)
+    resolve = partial(backend_devices, settings.router.backend.name, settings.router.backend.address)
+    devices = resolve(settings.devices)
+    other_devices = devices if settings.other.devices is None else resolve(settings.other.devices)
     source = model_source(settings.model, directory, progress)
     spec = load_facts(source.local_dir, source.layers)
     codec = load_tokenizer(source.local_dir) if source.random_seed is None else None
@@ -95,16 +125,16 @@ def plan_run(settings: RunConfig, directory: Path, progress: RunProgress, *, com
         arms = {}
     elif compare:
         arms["baseline"] = EngineConfig.of(settings.compare)
-    plan = Plan(settings, source, spec, devices, workload, codec, arms, stop)
+    plan = Plan(settings, source, spec, devices, workload, codec, arms, stop, other_devices)
     modelled = [config for config in arms.values() if config._target_ != SIMULATED._target_]
     positions = plan.model_options["max_model_len"]
     compared = len(arms) == 2 and settings.measure.parity and (settings.dtype.name != "fp32" or not workload.greedy)
-    if backend.address is not None:
+    if settings.router.backend.address is not None:
         return plan  # memory is that of other machines, where each engine looks for itself
     check_memory(
         spec,
         settings.dtype.name,
-        devices,
+        max(devices, other_devices, key=len),
         caches=[_cache_positions(config, positions, alone=len(modelled) == 1) for config in modelled],
         reference=compared,
     )
@@ -118,7 +148,28 @@ def _check_numbers(settings: RunConfig) -> None:
     timeout_s = settings.measure.start_timeout_s
     if not 0 < timeout_s <= threading.TIMEOUT_MAX:
         raise UsageError(f"measure.start_timeout_s must be a number of seconds above 0, got {timeout_s:g}.")
-    router = settings.router
+    for router in (settings.router, other_router(settings)):
+        _check_router(router)
+
+
+def other_router(settings: RunConfig) -> RouterConfig:
+    """The router of the baseline arm.
+
+    Raises:
+        UsageError: `other.router` names an option that a router does not have, or gives it another kind of value.
+    """
+    schema = OmegaConf.structured(settings.router)
+    try:
+        router = OmegaConf.to_object(OmegaConf.merge(schema, settings.other.router))
+    except OmegaConfBaseException as error:
+        known = ", ".join(asdict(settings.router))
+        raise UsageError(f"other.router: {str(error).splitlines()[0].rstrip('.')}; a router has {known}.") from error
+    if not isinstance(router, RouterConfig):
+        raise TypeError(f"the other arm's router is a {type(router).__name__}, not a RouterConfig")
+    return router
+
+
+def _check_router(router: RouterConfig) -> None:
     try:
         DispatchOptions(
             router.policy,

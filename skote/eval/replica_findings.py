@@ -1,4 +1,4 @@
-"""Replicas that ended or came back while a run was measured, or lived on other machines, as findings."""
+"""Findings about replicas: arms that have others on purpose, replicas that ended while measured, or live elsewhere."""
 
 from __future__ import annotations
 
@@ -6,6 +6,23 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from skote.eval.finding import Finding
+from skote.eval.wording import arm_options
+
+
+def option_findings(manifest: dict[str, Any]) -> Iterator[Finding]:
+    """One where the arms were given other devices or routers (`other`)."""
+    options = arm_options(manifest)
+    if options:
+        candidate, baseline = (", ".join(options[arm]) for arm in ("candidate", "baseline"))
+        yield Finding(
+            "info",
+            "arms_differ",
+            candidate,
+            baseline,
+            "The arms differ on purpose in devices or router: the candidate has "
+            f"{candidate}, the other arm {baseline}.",
+        )
+
 
 CLOCK_LIMIT_MS = 1.0
 """Of the uncertainty of another machine's clock: up to here it is information, beyond a warning."""

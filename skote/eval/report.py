@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from skote.eval.record import read_run, release_memory, write_text
 from skote.eval.rerun import rerun_command
 from skote.eval.summary import summarize_measured
 from skote.eval.verify import differences, has_hashes
-from skote.types import ExitCode, SkoteError
+from skote.types import ExitCode, SkoteError, UsageError
 
 
 def render_run(directory: Path) -> tuple[Path, dict[str, Any]]:
@@ -48,11 +49,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = COMMANDS.get(arguments[0]) if arguments else None
     try:
+        if command is None and arguments:
+            _check_word(arguments[0])
         code = _rebuild(arguments) if command is None else command(arguments[1:])
     except SkoteError as error:
         print(error, file=sys.stderr)  # noqa: T201
         code = error.exit_code
     raise SystemExit(code)
+
+
+def _check_word(word: str) -> None:
+    """Refuse a first argument that can only be meant for a command; a path with a folder in it is meant for a run."""
+    if word.startswith("-") or Path(word).name != word or Path(word).exists():
+        return
+    meant = difflib.get_close_matches(word, COMMANDS, n=1)
+    hint = f" Did you mean {meant[0]}?" if meant else ""
+    raise UsageError(
+        f"skote-report: {word} is neither a command ({', '.join(COMMANDS)}) nor the directory of a run.{hint}"
+    )
 
 
 def _parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:

@@ -30,6 +30,7 @@ from skote.eval.plan import Plan, plan_run
 from skote.eval.progress import RunProgress
 from skote.eval.record import Run, read_run
 from skote.eval.session import Session
+from skote.eval.stand_in import stand_in
 from skote.eval.sweep import Cell, Sweep, cell_key, finished_code, read_sweep, shuffled
 from skote.eval.turn import machine_turn
 from skote.eval.usage import refusal, sentence
@@ -48,7 +49,7 @@ BESIDE_REPRODUCE = {"check", "against", "report", "report.render", "model.path",
 class Job:
     """What Hydra composed: a configuration, its directory and overrides, and what Hydra would set up around it.
 
-    `compare` is the option of that group, which is not part of the configuration.
+    `compare` is the option of that group, which is not part of the configuration. `folders` hold its primary file.
     """
 
     config: DictConfig
@@ -57,6 +58,7 @@ class Job:
     compare: str
     logging: dict[str, Any]
     environment: dict[str, str]
+    folders: list[Path]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ class Runner:
                 hydra_config.runtime.choices["compare"],
                 _plain(hydra_config, "job_logging"),
                 _plain(hydra_config, "job.env_set"),
+                [Path(source.path) for source in hydra_config.runtime.config_sources if source.schema == "file"],
             )
         )
 
@@ -294,12 +297,15 @@ def _prepare(job: Job, progress: RunProgress) -> Ready:
     settings = to_settings(job.config)
     if settings.resume is not None:
         raise UsageError("resume=DIR belongs on the command line: a configuration cannot hold it.")
+    compare = _compares(settings, job.compare)
+    if settings.instead is not None:
+        other = stand_in(settings, job.folders, job.overrides, progress.say)
+        if other is not None:
+            settings, compare = other, bool(other.compare["name"])
     against = _against(settings, job.overrides)
     if against is not None:
         settings = _repeated(settings, against)
         compare = "baseline" in against.manifest["arms"]
-    else:
-        compare = _compares(settings, job.compare)
     check_limits(settings.check, two_arms=compare)
     plan = plan_run(settings, job.directory, progress, compare=compare)
     key = cell_key(asdict(settings), plan.workload.sha256)

@@ -38,7 +38,6 @@ from skote.eval.schema_version import SCHEMA_VERSION
 from skote.eval.summary import summarize
 from skote.eval.telemetry import Telemetry
 from skote.eval.wording import stop_sentence
-from skote.model.flops import prefill_flops
 from skote.runtime.backend import AnyReplica, Backend, ProcessBackend, open_backend
 from skote.runtime.capacity import describe_accelerators, gpu_uuids
 from skote.runtime.ceilings import measure_ceilings
@@ -84,7 +83,8 @@ class Session:
         self.journal = Journal(self.directory)
         self.backend: Backend = ProcessBackend()
         self.elsewhere = self.plan.settings.router.backend.address is not None  # until the replicas say
-        self.telemetry = Telemetry(self.directory, {} if self.elsewhere else gpu_uuids(self.plan.devices))
+        devices = max(self.plan.devices, self.plan.other_devices, key=len)
+        self.telemetry = Telemetry(self.directory, {} if self.elsewhere else gpu_uuids(devices))
 
     def run(self) -> ExitCode:
         """Measure, and write everything; the run's exit code.
@@ -131,6 +131,10 @@ class Session:
             write_outcome(self.directory, read_run(self.directory).manifest, metrics)
             for check in metrics["checks"] if metrics["status"] == "complete" else ():
                 self.progress.say(f"  {check['outcome']}: {check['name']}: {check['sentence']}")
+        for finding in metrics["findings"]:
+            if finding["code"] == "requests_failed":
+                place = self.directory / "requests.parquet"
+                self.progress.say(f"{finding['sentence']} Each one's error is in {place}.")
         if "claim" in metrics:
             self.progress.say(claim_line(metrics["claim"]))
         self.progress.say(str(path))
@@ -248,7 +252,7 @@ class Session:
 
     def _start(self, stack: ExitStack, name: ArmName, config: EngineConfig, dtype: str | None = None) -> Arm:
         settings = self.plan.settings
-        devices = self.plan.devices if dtype is None else self.plan.devices[:1]  # a reference needs one
+        devices = self.plan.devices_of(name) if dtype is None else self.plan.devices[:1]  # a reference needs one
         self.progress.say(f"Loading {config.name} on {', '.join(devices)}")
         arm = start_arm(
             stack,
@@ -257,7 +261,7 @@ class Session:
             model=self.plan.model_options,
             devices=devices,
             dtype=dtype or settings.dtype.name,
-            router=settings.router,
+            router=self.plan.router_of(name),
             backend=self.backend,
             log_dir=self.directory,
             timeout_s=settings.measure.start_timeout_s,
@@ -286,6 +290,7 @@ class Session:
             dtype=settings.dtype.name,
             reference=self._fp32_reference,
             eos_ids=self.plan.spec.eos_ids,
+            vocab=self.plan.spec.vocab,
             seed=settings.seed,
         )
 
@@ -336,7 +341,6 @@ class Session:
 
     def _write(self, status: str, error: str | None = None, *, ended: bool = False) -> None:
         plan, settings = self.plan, self.plan.settings
-        element = 4 if settings.dtype.name in ("fp32", "tf32") else 2
         replicas = [replica for arm in self.arms.values() for replica in arm["replicas"]]
         fingerprints = [replica["info"].get("weights_fingerprint") for replica in replicas]
         self.writer.flush()
@@ -356,16 +360,7 @@ class Session:
                 "overrides": self.overrides,
                 "config": asdict(settings),
                 "machine": self.machine,
-                "model": {
-                    "name": settings.model.name or plan.source.local_dir.name,
-                    "path": settings.model.path or plan.source.local_dir.name,
-                    "parameters": plan.spec.parameters,
-                    "bytes_per_token": plan.spec.bytes_per_token(element),
-                    "kv_bytes_per_token": plan.spec.kv_bytes_per_token(element),
-                    "prefill_flops": prefill_flops(plan.spec),
-                    "tokenizer_sha256": plan.codec.sha256 if plan.codec else None,
-                    "weights_sha256": next((each for each in fingerprints if each), None),
-                },
+                "model": plan.describe_model(next((each for each in fingerprints if each), None)),
                 "dtype": settings.dtype.name,
                 "seed": settings.seed,
                 "workload": self.workload.describe(),

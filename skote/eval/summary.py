@@ -92,7 +92,8 @@ def _arm(measured: Measured, arm: str, manifest: dict[str, Any]) -> dict[str, An
     windows = measured.passes[measured.passes["arm"] == arm]
     known = manifest["arms"].get(arm, {"engine": str(rows["engine"].iloc[0]), "replicas": []})
     replicas = known["replicas"]
-    spread = by_replica(measured, arm, [replica["device"] for replica in replicas])
+    own = [replica["device"] for replica in replicas]
+    spread = by_replica(measured, arm, own)
     return {
         "engine": known["engine"],
         "requests": {"scheduled": len(rows), "ok": len(ok), "failed": failed},
@@ -101,7 +102,7 @@ def _arm(measured: Measured, arm: str, manifest: dict[str, Any]) -> dict[str, An
         "window_s": float(windows["window_s"].sum()),
         "metrics": metrics,
         "throughput": {name: measured.throughput(arm).get(name) for name in THROUGHPUTS},
-        "j_per_output_token": joules_per_token(measured, arm, manifest["devices"]),
+        "j_per_output_token": joules_per_token(measured, arm, own or manifest["devices"]),
         "by_replica": spread,
         "imbalance": imbalance(spread),
         "roofline": roofline(measured, arm, manifest),

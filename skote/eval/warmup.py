@@ -1,38 +1,93 @@
-"""Requests that warm an engine up at the measured shapes, without showing it a measured prompt."""
+"""What is sent besides the timed requests, with prompts of the same form, so that no engine can tell them apart."""
 
 from __future__ import annotations
 
-import bisect
-import random
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from skote.types import Request, UsageError
 
+Ids = tuple[int, ...]
+_TRIES = 1000
 
-def warmup_requests(requests: Sequence[Request], vocab_size: int, seed: int) -> tuple[Request, ...]:
-    """Requests at the shapes of `requests` that share no prefix with any of them.
+
+class Unmeasured:
+    """Prompts that are none of the `measured` ones.
+
+    `draw` gives one of about as many tokens as it is told.
+    """
+
+    def __init__(self, draw: Callable[[int], Ids], measured: Collection[Ids]) -> None:
+        self._draw = draw
+        self._measured = tuple(measured)
+        self._taken = set(measured)
+
+    def drawn(self, length: int) -> Ids:
+        """The next prompt as it was drawn; never the same twice.
+
+        Raises:
+            UsageError: there is no other one.
+        """
+        ids = self._another(lambda: self._draw(length))
+        self._taken.add(ids)
+        return ids
+
+    def fitted(self, length: int) -> Ids:
+        """A prompt of exactly `length` tokens.
+
+        One of another length is cut, or goes on with the next: between what all prompts begin with and what all end
+        with, such as the marks of a chat's turns; at its end where that leaves a measured one.
+
+        Raises:
+            UsageError: there is no other one.
+        """
+        return self._another(lambda: self._fit(self._draw(length), length))
+
+    def _another(self, make: Callable[[], Ids]) -> Ids:
+        for _ in range(_TRIES):
+            ids = make()
+            if ids not in self._taken:
+                return ids
+        raise UsageError(
+            "The prompts do not make others than the measured ones, for warm-up and parity: raise "
+            "workload.prompt_tokens, lower workload.requests_per_block or workload.blocks, or give other prompts."
+        )
+
+    def _fit(self, ids: Ids, length: int) -> Ids:
+        if len(ids) == length:
+            return ids
+        every = [*self._measured, ids]
+        head = _shared(every)
+        tail = min(_shared([each[::-1] for each in every]), min(map(len, every)) - head)
+        start, body, end = ids[:head], ids[head : len(ids) - tail], ids[len(ids) - tail :]
+        whole = ids
+        while len(body) < length - head - tail:
+            ids = self._draw(length)
+            body += ids[head : len(ids) - tail]
+        fitted = start + body[: length - head - tail] + end
+        return whole[:length] if fitted in self._taken and len(whole) > length else fitted
+
+
+def _shared(prompts: Sequence[Ids]) -> int:
+    """How many tokens all of `prompts` begin with: as many as the first and the last of them in order do."""
+    pairs = zip(min(prompts), max(prompts), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def warmup_requests(requests: Sequence[Request], prompts: Unmeasured) -> tuple[Request, ...]:
+    """Requests at the shapes of `requests`, which never stop early.
 
     One for each distinct shape (prompt tokens, new tokens) where there are at most five, else for the shortest, the
-    longest, the quartiles between them by prompt length, and the shape with the most new tokens. Their ids are drawn at
-    random and start with an id that none of `requests` starts with. They never stop early.
+    longest, the quartiles between them by prompt length, and the shape with the most new tokens.
 
     Raises:
-        UsageError: `requests` start with every token that there is.
+        UsageError: there are no prompts for it.
     """
-    rng = random.Random(f"{seed}/warmup")  # noqa: S311
-    taken = sorted({request.input_ids[0] for request in requests})
-    free = vocab_size - len(taken)
-    if free < 1:
-        raise UsageError(
-            f"The measured prompts start with all of the {vocab_size} tokens of the vocabulary, which leaves none for "
-            "the warm-up: lower workload.requests_per_block or workload.blocks."
-        )
-    warmup = []
-    for index, (length, new) in enumerate(_shapes(requests)):
-        first = _nth_free(taken, rng.randrange(free))
-        ids = (first, *(rng.randrange(vocab_size) for _ in range(length - 1)))
-        warmup.append(Request(f"w{index:02d}", ids, new, requests[0].sampling, ignore_eos=True))
-    return tuple(warmup)
+    sampling = requests[0].sampling
+    return tuple(
+        Request(f"w{index:02d}", prompts.fitted(length), new, sampling, ignore_eos=True)
+        for index, (length, new) in enumerate(_shapes(requests))
+    )
 
 
 def _shapes(requests: Sequence[Request]) -> Iterator[tuple[int, int]]:
@@ -41,8 +96,3 @@ def _shapes(requests: Sequence[Request]) -> Iterator[tuple[int, int]]:
     indices = {round(last * quarter / 4) for quarter in range(5)}
     indices.add(max(range(len(shapes)), key=lambda index: (shapes[index][1], shapes[index][0])))
     return (shapes[index] for index in sorted(indices))
-
-
-def _nth_free(taken: Sequence[int], n: int) -> int:
-    """The n-th (from 0) of the ids that are not in `taken`, which is sorted."""
-    return n + bisect.bisect_right([used - index for index, used in enumerate(taken)], n)

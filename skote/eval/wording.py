@@ -94,12 +94,34 @@ def pretty(value: dict[str, Any]) -> str:
 
 
 def arm_labels(manifest: dict[str, Any]) -> dict[str, str]:
-    """The engine's name of each arm, the candidate first, with the arm's where both arms ran the same engine."""
+    """The engine's name of each arm, the candidate first, with what else the arms differ in on purpose.
+
+    Where both ran the same engine, and nothing differs, with the arm's name.
+    """
     arms = manifest["arms"]
     engines = {arm: str(arms[arm]["engine"]) for arm in ("candidate", "baseline") if arm in arms}
+    options = arm_options(manifest)
+    if len(engines) == 2 and options:
+        return {arm: f"{engine} ({', '.join(options[arm])})" for arm, engine in engines.items()}
     if len(set(engines.values())) == len(engines):
         return engines
     return {arm: f"{engine} ({arm})" for arm, engine in engines.items()}
+
+
+def arm_options(manifest: dict[str, Any]) -> dict[str, list[str]]:
+    """For each arm, in words, the options that the other was given otherwise (`other`); empty where there are none."""
+    config = manifest["config"]
+    other = config.get("other") or {}
+    names = {"candidate": config.get("devices"), "baseline": other.get("devices")}
+    found: dict[str, list[str]] = {"candidate": [], "baseline": []}
+    for arm in found if names["baseline"] is not None else ():
+        replicas = manifest["arms"].get(arm, {}).get("replicas")
+        where = devices([each["device"] for each in replicas]) if replicas else f"devices={names[arm]}"
+        found[arm].append(where)
+    for name, value in (other.get("router") or {}).items():
+        found["candidate"].append(f"{name}={config['router'][name]}")
+        found["baseline"].append(f"{name}={value}")
+    return found if found["baseline"] else {}
 
 
 def verdict_sentence(metrics: dict[str, Any], labels: dict[str, str]) -> str:

@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, cast
 
 from skote.eval.codec import Codec
-from skote.eval.dealing import Dealer, Ids, document, document_lengths
-from skote.eval.prompts import load_prompts
+from skote.eval.dealing import Dealer, Ids, document_lengths
+from skote.eval.prompts import load_held_out, load_prompts
 from skote.eval.shared_prefix import SharedPrefix, shared_prefix
-from skote.eval.warmup import warmup_requests
+from skote.eval.warmup import Unmeasured, warmup_requests
 from skote.eval.workload_config import WorkloadConfig, check_config
 from skote.types import CapacityError, Request, Sampling, UsageError
 
@@ -91,10 +91,9 @@ def build_workload(config: WorkloadConfig, codec: Codec, seed: int, max_blocks: 
 
     Prompts are dealt as `Dealer` says, so that none repeats. Where `max_blocks` is above `config.blocks` the rest are
     spare blocks, dealt in the same way: the first ones are the same whatever it is. Warm-up is that of
-    `warmup_requests`, for all blocks.
-
-    Probe: as many requests as a block has, made like the measured ones, of texts that start with "Check N.", so that
-    no measured prompt is seen before it is timed.
+    `warmup_requests`, for all blocks. Probe: as many requests as a block has, made like the measured ones. Both have
+    prompts that no block has, of the same form (`Dealer.undealt`): no measured prompt is seen before it is timed, and
+    none tells whether it is.
 
     Raises:
         UsageError: an option is out of range, the prompts cannot be read, or they do not make distinct requests.
@@ -102,7 +101,8 @@ def build_workload(config: WorkloadConfig, codec: Codec, seed: int, max_blocks: 
     """
     check_config(config)
     texts = load_prompts(config.prompts)
-    every = _blocks(config, Dealer(config, texts, codec, seed), seed, max(config.blocks, max_blocks))
+    dealer = Dealer(config, texts, codec, seed, load_held_out(config.prompts))
+    every = _blocks(config, dealer, seed, max(config.blocks, max_blocks))
     count = len(every) * config.requests_per_block
     if len({request.input_ids for block in every for request in block}) < count:
         raise UsageError(
@@ -110,6 +110,9 @@ def build_workload(config: WorkloadConfig, codec: Codec, seed: int, max_blocks: 
             "workload.prompt_tokens, lower workload.blocks or measure.stop.max_blocks, or give other prompts."
         )
     blocks = every[: config.blocks]
+    possible = tuple(itertools.chain.from_iterable(every))
+    unmeasured = Unmeasured(dealer.undealt, [request.input_ids for request in possible])
+    probe = _probe(config, unmeasured, seed)
     listed = frozenset(codec.encode_chat(text) for text in texts) if config.prompt_tokens is None else None
     load = cast("Load", config.load)
     concurrency = config.concurrency or config.requests_per_block
@@ -123,8 +126,8 @@ def build_workload(config: WorkloadConfig, codec: Codec, seed: int, max_blocks: 
         max_new_tokens=config.max_new_tokens,
         greedy=config.temperature == 0.0,
         respect_eos=config.respect_eos,
-        warmup=warmup_requests(tuple(itertools.chain.from_iterable(every)), codec.vocab_size, seed),
-        probe=_probe(config, texts, codec, seed),
+        warmup=warmup_requests(possible, unmeasured),
+        probe=probe,
         sha256=_fingerprint(blocks, load, concurrency),
         prefix=_prefix(blocks),
     )
@@ -150,17 +153,10 @@ def check_fits(workload: Workload, max_positions: int) -> None:
             )
 
 
-def _probe(config: WorkloadConfig, texts: Sequence[str], codec: Codec, seed: int) -> Block:
+def _probe(config: WorkloadConfig, unmeasured: Unmeasured, seed: int) -> Block:
     rng = random.Random(f"{seed}/probe")  # noqa: S311
-    count = config.requests_per_block
-    if config.prompt_tokens is None:
-        chosen = [texts[index * len(texts) // count] for index in range(count)]
-        prompts = [codec.encode_chat(f"Check {number}. {text}") for number, text in enumerate(chosen, 1)]
-    else:
-        prompts = [
-            document(f"Check {index + 1}.", length, texts, codec, rng)
-            for index, length in zip(range(count), itertools.cycle(document_lengths(config)), strict=False)
-        ]
+    lengths = itertools.cycle(document_lengths(config) or [0])
+    prompts = [unmeasured.drawn(length) for length in itertools.islice(lengths, config.requests_per_block)]
     block = _block(config, 0, prompts, seed, rng)
     return tuple(replace(request, request_id=f"p{index:02d}") for index, request in enumerate(block))
 

@@ -12,6 +12,7 @@ import torch
 from skote.contracts import cache, check, speed
 from skote.contracts.check import Subject, differing, prompts, run_checks
 from skote.contracts.paged import paged_figures
+from skote.contracts.routing import padded_share, routing_figures
 from skote.engines.published_environment import default_environment, find_environment
 from skote.kernels.flash_decode_triton import flash_decode_reference
 from skote.types import UsageError
@@ -196,3 +197,20 @@ def test_prompts_differ_from_their_first_token_on() -> None:
     assert len({row[0] for row in rows}) == 4
     assert all(3 <= token < 512 for row in rows for token in row)
     assert differing([[1], [2], [3]], [[1], [4], [5]]) == 2
+
+
+def test_padding_is_what_a_launch_fills_up_to_its_longest_prompt() -> None:
+    """2 + 4 of 8 tokens, and 5 of 5: 11 of 13 are prompts."""
+    assert padded_share([[2, 4], [5]]) == pytest.approx(2 / 13)
+    found = routing_figures([{"round_robin": (0.5, 1.0), "least_work": (0.5, 10.0), "length_aware": (0.4, 11.0)}])
+    assert {name: [round(value, 9) for value in values] for name, values in found.items()} == {
+        "padding_pct": [-20],
+        "p95_pct": [10],
+    }
+
+
+@pytest.mark.slow
+def test_length_aware_routing_pads_less_than_round_robin(subject: Subject) -> None:
+    found = run_checks(["length_routing"], subject, lambda _: None)["length_routing"]
+    assert len(found["padding_pct"]) == len(found["p95_pct"]) == check.REPEATS
+    assert sorted(found["padding_pct"])[check.REPEATS // 2] < 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from types import SimpleNamespace
 
 import pandas as pd
@@ -61,6 +62,23 @@ def test_the_report_has_a_section_where_there_are_several(synthetic) -> None:
     manifest.write_text(json.dumps(content), encoding="utf-8")
     render_run(directory)
     assert '<h2 id="replicas">' in page.read_text(encoding="utf-8")
-    assert "the most loaded replica had 2.00 times the mean's tokens" in " ".join(
+    assert "The most loaded replica had 2.00 times the mean's tokens" in " ".join(
         page.read_text(encoding="utf-8").split()
     )
+
+
+def test_the_section_tells_when_a_replica_ended_and_came_back(synthetic) -> None:  # type: ignore[no-untyped-def]
+    directory = synthetic().write()
+    manifest = directory / "manifest.json"
+    content = json.loads(manifest.read_text(encoding="utf-8"))
+    content["arms"]["candidate"]["replicas"] *= 2
+    start = content["clock"]["monotonic_ns"]
+    content["arms"]["candidate"]["events"] = [
+        {"t_ns": start + 1_500_000_000, "replica": 1, "what": "ended", "sentence": "Replica 1 (cpu) was killed."},
+        {"t_ns": start + 4_000_000_000, "replica": 1, "what": "restarted", "sentence": "Replica 1 was ready again."},
+    ]
+    manifest.write_text(json.dumps(content), encoding="utf-8")
+    page = " ".join(re.sub(r"<[^>]+>", " ", render_run(directory)[0].read_text(encoding="utf-8")).split())
+
+    assert "after 1.5 s Replica 1 (cpu) was killed. after 4.0 s Replica 1 was ready again." in page
+    assert re.search(r"0 on cpu 72 0 \S+ 100\.0 % [\d., ]+ 0 0 1 on cpu 0 0 0 0\.0 % (not available ){4}1 1", page)

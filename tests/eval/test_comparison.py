@@ -44,7 +44,9 @@ def test_runs_link_to_reports_that_exist(build, tmp_path):
     render_run(runs[0])
     html = render_comparison(read_comparison(runs), tmp_path).read_text(encoding="utf-8")
 
-    assert re.findall(r'<a href="([^"]+)"', html) == ["with%20report/report.html"]
+    links = ["with%20report/report.html", "with%20report/report.html#findings"]
+    assert re.findall(r'<a href="([^"]+)"', html) == links
+    assert 'id="findings"' in (runs[0] / "report.html").read_text(encoding="utf-8")
 
 
 def test_different_workloads_and_machines_are_a_loud_note(build, tmp_path):
@@ -231,3 +233,20 @@ def test_the_exit_code_of_a_comparison_is_the_worst_reason_for_which_there_is_no
     invalid = build("c", manifest={"parity": None})
     codes = [read_comparison([fine, *others]).exit_code for others in ([], [other], [other, invalid], [invalid])]
     assert codes == [0, 3, 2, 2]
+
+
+def test_a_row_names_the_options_that_differ_its_threads_and_its_findings(build, tmp_path):
+    one, two = build("a"), build("b", manifest={"parity": None})
+    changed(two, '"name": "smollm2_135m"', '"name": "tiny"')
+    changed(two, '"notes": []', '"notes": [], "flags": {"threads": 2}')
+    comparison = read_comparison([one, two])
+
+    assert [entry.options for entry in comparison.entries] == [("model=smollm2_135m",), ("model=tiny",)]
+    assert [entry.threads for entry in comparison.entries] == ["", "2 threads"]
+    severity, counts = comparison.entries[1].findings
+    assert severity == "invalid"
+    assert counts.startswith("1 invalid, ")
+    words = words_of(render_comparison(comparison, tmp_path))
+    assert "model=tiny" in words
+    assert "fp32, cpu, 2 threads" in words
+    assert counts in words

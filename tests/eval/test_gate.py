@@ -60,7 +60,7 @@ LOGITS = np.array([[9.0, 0.0], [1.0, 1.0005], [3.0, 0.0]], dtype=np.float32)  # 
 
 def gate(candidate, baseline, reference=None, eos_ids=()):
     dtype = "fp32" if reference is None else "bf16"
-    return ParityGate(candidate, baseline, dtype=dtype, reference=reference, eos_ids=eos_ids, seed=0)
+    return ParityGate(candidate, baseline, dtype=dtype, reference=reference, eos_ids=eos_ids, vocab=2, seed=0)
 
 
 def test_the_probe_asks_greedily_and_records_hashes():
@@ -185,7 +185,7 @@ def drawing_gate(candidate_outputs, baseline_outputs, logits, dtype="fp32"):
     """A gate after its probe, in which all agree; the reference's logits are `logits`."""
     arms = [Arm(name, {"p": (0, 1, 0)}, LOGITS) for name in ("candidate", "baseline")]
     truth = Arm("reference", {}, LOGITS)
-    judge = ParityGate(*arms, dtype=dtype, reference=lambda: nullcontext(truth), eos_ids=(), seed=0)
+    judge = ParityGate(*arms, dtype=dtype, reference=lambda: nullcontext(truth), eos_ids=(), vocab=2, seed=0)
     assert judge.probe([Request("p", (1,), 3)])["passed"]
     truth._logits = logits
     requests = [Request(each, (1,), 64, Sampling(temperature=1.0)) for each in baseline_outputs]
@@ -226,7 +226,7 @@ def test_the_rounding_that_draws_are_allowed_is_the_baselines_on_the_held_out_pr
     rough = LOGITS + np.array([[0.0, 0.0], [0.3, 0.3], [0.0, 0.1]], dtype=np.float32)
     truth = Arm("reference", {}, LOGITS)
     arms = [Arm(name, {"p": (0, 1, 0)}, rough) for name in ("candidate", "baseline")]
-    judge = ParityGate(*arms, dtype="bf16", reference=lambda: nullcontext(truth), eos_ids=(), seed=0)
+    judge = ParityGate(*arms, dtype="bf16", reference=lambda: nullcontext(truth), eos_ids=(), vocab=2, seed=0)
     judge.probe([Request("p", (1,), 3)])
     outside = {}
     for trailing in (2.0, 3.0):
@@ -236,3 +236,45 @@ def test_the_rounding_that_draws_are_allowed_is_the_baselines_on_the_held_out_pr
         outside[trailing] = entry["sampled"]["candidate"]["outside"]
 
     assert outside == {2.0: 0, 3.0: 1}  # two logits, each 4 x 0.3 off, meet 2.4 apart
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("arm", ["candidate", "baseline"])
+def test_an_arm_that_answers_beyond_the_vocabulary_fails_parity_and_nobody_is_asked_to_score_it(dtype, arm):
+    outputs = {name: {"a": (0, 7, 0) if name == arm else (0, 1, 0)} for name in ("candidate", "baseline")}
+    arms = [Arm(name, answers, LOGITS) for name, answers in outputs.items()]
+    reference = Arm("reference", {}, LOGITS)
+    judge = gate(*arms, reference=None if dtype == "fp32" else lambda: nullcontext(reference))
+
+    before = judge.probe(REQUESTS[:1])
+    after = judge.settle(REQUESTS[:1], outputs)
+
+    assert [each.scored for each in (*arms, reference)] == [[], [], []]
+    for entry in (before, after):
+        assert not entry["passed"]
+        assert f"The {arm} answered request a with token 7" in entry["sentence"]
+        assert set(entry["outputs"]) == {"candidate", "baseline"}
+
+
+def test_arms_that_agree_in_fp32_are_not_asked_about_the_vocabulary():
+    """Two engines without a model, as in tests of the harness itself: equal tokens, and nothing to score."""
+    arms = [Arm(name, {"a": (0, 7, 0)}, LOGITS) for name in ("candidate", "baseline")]
+
+    assert gate(*arms).probe(REQUESTS[:1])["passed"]
+
+
+def test_logits_of_another_vocabulary_fail_parity():
+    arms = [Arm("candidate", {"a": (0, 1, 0)}, LOGITS[:, :1]), Arm("baseline", {"a": (0, 1, 0)}, LOGITS)]
+    entry = gate(*arms, lambda: nullcontext(Arm("reference", {}, LOGITS))).probe(REQUESTS[:1])
+
+    assert not entry["passed"]
+    assert "The candidate scored 1 tokens a position" in entry["sentence"]
+
+
+def test_sampled_outputs_beyond_the_vocabulary_fail_parity():
+    logits = np.zeros((64, 2), dtype=np.float32)
+
+    entry, _ = drawing_gate({"a": (2,) * 64}, {"a": (1,) * 64}, logits)
+
+    assert not entry["passed"]
+    assert "The candidate answered request a with token 2" in entry["sentence"]

@@ -90,7 +90,7 @@ def test_every_experiment_composes_and_can_be_judged(name: str) -> None:
     claim = read_claims(EXPERIMENTS)[name]
     check_claim(settings.claim)
     assert asdict(settings.claim) == {**asdict(ClaimConfig()), **claim, **_whole(claim)}
-    assert settings.claim.needs in ("cpu", "cuda", "none")
+    assert settings.claim.needs in ("cpu", "cuda", "two_cuda", "none")
     assert set(settings.claim.contracts) <= set(CHECKS)
     used = {rule.figure.split(".")[1] for rule in settings.claim.rules if rule.figure.startswith("contracts.")}
     assert used <= set(settings.claim.contracts)
@@ -192,7 +192,6 @@ def test_a_run_of_another_configuration_is_left_out_and_the_page_says_why(
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("model.path", "/elsewhere"),
         ("model.cache_dir", "/elsewhere"),
         ("claim.statement", "The same in other words"),
         ("devices", ["cuda:1"]),
@@ -203,6 +202,36 @@ def test_where_things_lie_is_free(
 ) -> None:
     commit(**{key: value})
     assert read_ledger(experiments, tmp_path / "runs")[0].verdict == "HOLDS"
+
+
+@pytest.mark.parametrize(
+    ("weights", "sentence"),
+    [
+        ("cd" * 32, None),
+        ("", "model.path is '/elsewhere' in the run, and E10.yaml does not say which weights it means: claim.weights."),
+        ("ce" * 32, f"its weights have the SHA-256 {'cd' * 32}, and E10.yaml means {'ce' * 32} (claim.weights)."),
+    ],
+)
+def test_weights_from_elsewhere_are_those_that_the_file_means(
+    experiments: Path, tmp_path: Path, commit: Callable[..., None], weights: str, sentence: str | None
+) -> None:
+    """The synthetic run has weights of the hash cdcd..."""
+    (experiments / "E10.yaml").write_text(FILE.replace("  id: E10\n", f"  id: E10\n  weights: '{weights}'\n"))
+    commit(**{"model.path": "/elsewhere"})
+    entry = read_ledger(experiments, tmp_path / "runs")[0]
+    if sentence is None:
+        assert (entry.verdict, entry.left_out) == ("HOLDS", None)
+    else:
+        assert (entry.verdict, entry.left_out) == ("NOT RUN", f"The run in E10/ is left out: {sentence}")
+
+
+def test_a_run_from_before_weights_were_named_is_held_against_them(
+    experiments: Path, tmp_path: Path, commit: Callable[..., None]
+) -> None:
+    commit()
+    for weights, verdict in (("cd" * 32, "HOLDS"), ("ce" * 32, "NOT RUN")):
+        (experiments / "E10.yaml").write_text(FILE.replace("  id: E10\n", f"  id: E10\n  weights: '{weights}'\n"))
+        assert read_ledger(experiments, tmp_path / "runs")[0].verdict == verdict
 
 
 def test_a_claim_of_a_cuda_device_takes_no_run_on_a_cpu(

@@ -83,7 +83,37 @@ def test_warmup_and_parity_show_no_measured_prompt():
     before = {request.input_ids for request in (*workload.warmup, *workload.probe)}
 
     assert measured.isdisjoint(before)
-    assert {ids[0] for ids in measured}.isdisjoint(request.input_ids[0] for request in workload.warmup)
+
+
+@pytest.mark.parametrize("documents", [{}, {"prompts": "sentences", "prompt_tokens": 40}], ids=["turns", "documents"])
+def test_no_prompt_tells_an_engine_whether_it_is_timed(documents):
+    """What all timed prompts have, the others have: their first words, their form; and no number tells the order."""
+    letters = dataclasses.replace(WorkloadConfig(), **documents)
+    workload = build_workload(letters, Words(), 0)
+    timed, others = (
+        [each.input_ids for each in some] for some in (workload.requests, workload.probe + workload.warmup)
+    )
+
+    if documents:
+        numbers = [[int(ids[1].rstrip(".")) for ids in some] for some in (timed, others)]
+        assert all(ids[0] == "Report" and len(ids) == 40 for ids in timed + others)
+        assert sorted(numbers[0]) != numbers[0]
+        assert min(numbers[0]) < sum(numbers[1]) / len(numbers[1]) < max(numbers[0])
+    else:
+        assert all(ids[0] == "<turn>" and ids[-1] == "</turn>" for ids in timed + others)
+        beginnings = {ids[1] for ids in timed}
+        assert {ids[1] for ids in others} <= beginnings
+    assert not set(timed) & set(others)
+
+
+class Words:
+    """A codec whose ids are the words themselves, so that a test can read a prompt."""
+
+    def encode(self, text):
+        return tuple(text.split())
+
+    def encode_chat(self, text):
+        return ("<turn>", *text.split(), "</turn>")
 
 
 def test_throughput_counts_tokens_and_not_chunks(synthetic, timeline):

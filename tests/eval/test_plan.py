@@ -53,6 +53,39 @@ def test_a_number_out_of_its_range_is_refused_before_the_model_is_built(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_other_arm_has_the_candidates_devices_and_router_but_for_what_is_given(tmp_path: Path) -> None:
+    other = [
+        "devices=[cpu,cpu]",
+        "other.devices=cpu",
+        "router.microbatch_max=3",
+        "+other.router.microbatch_window_ms=2",
+    ]
+    with RunProgress(Console(quiet=True)) as progress:
+        plan = plan_run(settings_of(*other), tmp_path, progress, compare=True)
+        alike = plan_run(settings_of("devices=[cpu,cpu]"), tmp_path, progress, compare=True)
+
+    assert (plan.devices_of("candidate"), plan.devices_of("baseline")) == (["cpu", "cpu"], ["cpu"])
+    windows = [
+        (each.microbatch_window_ms, each.microbatch_max) for each in map(plan.router_of, ("candidate", "baseline"))
+    ]
+    assert windows == [(0.0, 3), (2.0, 3)]
+    assert alike.devices_of("baseline") == alike.devices
+    assert alike.router_of("baseline") == alike.router_of("candidate")
+
+
+@pytest.mark.parametrize(
+    ("router", "said"),
+    [
+        ("window=2", r"other\.router: .*window.*; a router has policy, max_concurrency_per_device"),
+        ("microbatch_max=many", r"other\.router: .*many.*; a router has policy"),
+        ("microbatch_max=0", r"microbatch_max must be at least 1, got 0"),
+    ],
+)
+def test_a_router_of_the_other_arm_that_cannot_be_is_refused(router: str, said: str, tmp_path: Path) -> None:
+    with RunProgress(Console(quiet=True)) as progress, pytest.raises(UsageError, match=said):
+        plan_run(settings_of(f"+other.router.{router}"), tmp_path, progress, compare=True)
+
+
 def test_a_rule_of_an_arm_alone_is_checked_though_it_plays_no_part(tmp_path: Path) -> None:
     with RunProgress(Console(quiet=True)) as progress:
         with pytest.raises(UsageError, match="half_width"):

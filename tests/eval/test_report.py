@@ -265,6 +265,27 @@ def test_command_line_names_what_is_missing(tmp_path, capsys):
     assert str(tmp_path / "nothing") in captured.err
 
 
+@pytest.mark.parametrize(("word", "meant"), [("verfy", " Did you mean verify?"), ("frobnicate", "")])
+def test_a_misspelt_command_is_not_taken_for_a_run(synthetic, capsys, word, meant):
+    with pytest.raises(SystemExit) as end:
+        main([word, str(synthetic().write())])
+    captured = capsys.readouterr()
+
+    assert (end.value.code, captured.out) == (4, "")
+    assert captured.err == (
+        f"skote-report: {word} is neither a command (verify, rerun, claims) nor the directory of a run.{meant}\n"
+    )
+
+
+def test_a_run_whose_directory_is_called_like_a_command_is_meant_by_its_path(synthetic, monkeypatch, tmp_path, capsys):
+    synthetic().write().rename(tmp_path / "verfy")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        main(["verfy"])
+
+    assert (end.value.code, capsys.readouterr().out) == (0, "verfy/report.html\n")
+
+
 def test_command_line_without_a_run_is_wrong_usage(capsys):
     with pytest.raises(SystemExit) as end:
         main([])

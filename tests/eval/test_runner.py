@@ -118,6 +118,50 @@ def test_an_engine_that_cheats_is_invalid(tmp_path, engine, dtype):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_an_engine_of_another_vocabulary_is_invalid_and_told_apart_from_the_baseline(tmp_path, dtype):
+    """The simulated engine answers with up to 49,152 tokens, and the baseline that has to judge them knows 512."""
+    two_arms = ("engine=simulated", "compare=baseline", "model=tiny_shape", "measure.harness_overhead=false")
+    code, _, err = run(tmp_path, *two_arms, *SHORT, f"dtype={dtype}", "hydra.run.dir=run")
+    assert (code, err) == (2, "")
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text(encoding="utf-8"))
+    [finding] = [each for each in metrics["findings"] if each["code"] == "parity_failed"]
+    assert finding["sentence"].startswith("Parity failed: The candidate answered request p00 with token ")
+
+
+def test_requests_that_failed_are_told_on_the_terminal_with_the_place_of_the_others(tmp_path):
+    """Engines see a count for an id: 0 is the warm-up of the only shape, 2 and 3 are measured."""
+    one_shape = ("workload.prompts=sentences", "workload.prompt_tokens=20")
+    code, out, err = run(tmp_path, *SIMULATED, *SHORT, *one_shape, '+engine.fail_on=["2","3"]', "hydra.run.dir=run")
+    assert (code, err) == (1, "")
+    [line] = [each for each in out.splitlines() if "requests failed" in each]
+    assert line.startswith("2 of 6 requests failed in the candidate arm, first b00-r01 (The simulated engine was told")
+    assert line.endswith(f"Each one's error is in {tmp_path}/run/requests.parquet.")
+
+
+@pytest.mark.slow
+def test_two_replicas_are_compared_with_one_in_the_same_run(tmp_path):
+    """4 requests at once of 5 + 3 x 5 ms each: 80 ms for one replica, 40 for two."""
+    two_arms = ("engine=simulated", "compare=simulated", "model=tiny_shape", "measure.harness_overhead=false")
+    speed = [f"+{arm}.{delay}_ms=5" for arm in ("engine", "compare") for delay in ("prefill", "token")]
+    load = ("workload=burst16x64", "workload.requests_per_block=4", "workload.max_new_tokens=4", "workload.blocks=6")
+    devices = ("devices=[cpu,cpu]", "other.devices=cpu")
+    code, _, err = run(tmp_path, *two_arms, *speed, *load, *devices, "hydra.run.dir=run")
+    assert (code, err) in ((0, ""), (2, ""))  # 2 where others take the cores of one arm alone
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text(encoding="utf-8"))
+    assert [len(arm["by_replica"]) for arm in (metrics["arms"]["candidate"], metrics["arms"]["baseline"])] == [2, 0]
+    assert {arm: content["requests"]["ok"] for arm, content in metrics["arms"].items()} == {
+        "candidate": 24,
+        "baseline": 24,
+    }
+    assert metrics["parity"]["passed"]
+    assert "arms_differ" in {finding["code"] for finding in metrics["findings"]}
+    assert "simulated (2 × cpu) against simulated (cpu)" in (tmp_path / "run" / "report.html").read_text(
+        encoding="utf-8"
+    )
+
+
+@pytest.mark.slow
 def test_an_honest_engine_in_bf16_is_valid(tmp_path):
     code, _, err = run(tmp_path, *TINY, "workload.blocks=3", "dtype=bf16", "hydra.run.dir=run")
     assert (code, err) == (0, "")

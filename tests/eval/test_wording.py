@@ -75,11 +75,15 @@ def test_devices_are_counted():
 
 
 def test_arms_of_one_engine_are_told_apart():
-    assert arm_labels({"arms": {"candidate": {"engine": "skotergy"}, "baseline": {"engine": "baseline"}}}) == {
+    assert arm_labels(
+        {"config": {}, "arms": {"candidate": {"engine": "skotergy"}, "baseline": {"engine": "baseline"}}}
+    ) == {
         "candidate": "skotergy",
         "baseline": "baseline",
     }
-    assert arm_labels({"arms": {"candidate": {"engine": "baseline"}, "baseline": {"engine": "baseline"}}}) == {
+    assert arm_labels(
+        {"config": {}, "arms": {"candidate": {"engine": "baseline"}, "baseline": {"engine": "baseline"}}}
+    ) == {
         "candidate": "baseline (candidate)",
         "baseline": "baseline (baseline)",
     }

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 import skote.eval.workload as module
 from skote.eval.codec import HashCodec
-from skote.eval.prompts import load_prompts
+from skote.eval.prompts import load_held_out, load_prompts
 from skote.eval.workload import Workload, build_workload, check_fits
 from skote.eval.workload_config import WorkloadConfig, check_config
 from skote.types import CapacityError, RequestError, UsageError
@@ -192,7 +192,7 @@ def test_respect_eos_reaches_the_requests_but_not_the_warmup():
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_warmup_has_measured_shapes_and_shares_no_prefix(name):
+def test_warmup_has_measured_shapes_and_no_measured_prompt(name):
     workload = build_workload(option(name), CODEC, seed=0)
     shapes = {(len(request.input_ids), request.max_new_tokens) for request in workload.requests}
     warm = [(len(request.input_ids), request.max_new_tokens) for request in workload.warmup]
@@ -201,8 +201,8 @@ def test_warmup_has_measured_shapes_and_shares_no_prefix(name):
     assert min(shapes) in warm
     assert max(shapes) in warm
     assert max(new for _, new in warm) == max(new for _, new in shapes)
-    measured_starts = {request.input_ids[0] for request in workload.requests}
-    assert not measured_starts & {request.input_ids[0] for request in workload.warmup}
+    measured = {request.input_ids for request in workload.requests}
+    assert not measured & {request.input_ids for request in workload.warmup + workload.probe}
     assert {request.sampling for request in workload.warmup} == {workload.requests[0].sampling}
 
 
@@ -268,6 +268,28 @@ def test_user_prompts_as_lines_and_as_yaml(tmp_path):
     listed = tmp_path / "mine.yaml"
     listed.write_text('- "Say ${x} {y}."\n- {text: "A {slot}!", fillings: [b, c]}\n', encoding="utf-8")
     assert load_prompts(str(listed)) == ("Say ${x} {y}.", "A b!", "A c!")
+    assert load_held_out(str(listed)) == load_held_out(str(lines)) == ()
+
+
+def test_held_out_fillings_are_not_timed(tmp_path):
+    listed = tmp_path / "mine.yaml"
+    listed.write_text("- {text: 'A {slot}!', fillings: [b, c], held_out: [d, e]}\n", encoding="utf-8")
+    assert load_prompts(str(listed)) == ("A b!", "A c!")
+    assert load_held_out(str(listed)) == ("A d!", "A e!")
+
+    workload = build_workload(WorkloadConfig(blocks=1, requests_per_block=2, prompts=str(listed)), LetterCodec(), 0)
+    said = [{"".join(map(chr, each.input_ids[1:])) for each in some} for some in (workload.requests, workload.probe)]
+    assert said == [{"A b!", "A c!"}, {"A d!", "A e!"}]
+
+
+def test_without_held_out_texts_others_of_the_list_are_and_then_what_a_further_block_would_have(tmp_path):
+    config = WorkloadConfig(blocks=1, requests_per_block=2, prompts=words(tmp_path, *"abc"))
+    workload = build_workload(config, LetterCodec(), seed=0)
+    timed, held = (
+        {"".join(map(chr, each.input_ids[1:])) for each in some} for some in (workload.requests, workload.probe)
+    )
+    assert len(timed) == len(held) == 2
+    assert held - {"(2) a", "(2) b", "(2) c"} == set("abc") - timed
 
 
 @pytest.mark.parametrize(
@@ -278,6 +300,8 @@ def test_user_prompts_as_lines_and_as_yaml(tmp_path):
         ("latin.txt", b"caf\xe9\n", "is not UTF-8 text"),
         ("broken.yaml", b"- 'a\n", "is not valid YAML"),
         ("number.yaml", b"- a\n- 3\n", "entry 2 is neither"),
+        ("held.yaml", b"- {text: 'a {slot}', fillings: [b], held_out: c}\n", "entry 1 is neither"),
+        ("held2.yaml", b"- {text: 'a {slot}', fillings: [b], held_out: [b]}\n", "holds a prompt twice, 'a b'"),
         ("noslot.yaml", b"- {text: a, fillings: [b]}\n", "entry 1 is neither"),
         ("extra.yaml", b"- {text: 'a {slot}', fillings: [b], slot: c}\n", "entry 1 is neither"),
         ("mapping.yaml", b"a: b\n", "entry 1 is neither"),

@@ -454,6 +454,8 @@ def test_the_routers_arguments_reach_it(monkeypatch: pytest.MonkeyPatch) -> None
             "max_queue": 0,
             "max_restarts": 5,
             "hang_s": 60.0,
+            "backend": "process",
+            "address": None,
             "log_dir": Path("logs"),
         },
     ]
