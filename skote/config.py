@@ -79,6 +79,7 @@ class RouterConfig:
 
     Attributes:
         hang_s: seconds without a token or an answer after which a busy replica's process is ended.
+        tpot_slo_ms: milliseconds between two tokens of a request, for whose sake others wait.
     """
 
     policy: str = "round_robin"
@@ -88,6 +89,7 @@ class RouterConfig:
     max_queue: int | None = None
     max_restarts: int = 0
     hang_s: float | None = 1800.0
+    tpot_slo_ms: float | None = None
 
 
 @dataclass

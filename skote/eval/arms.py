@@ -126,6 +126,7 @@ def start_arm(
             microbatch_max=router.microbatch_max,
             max_queue=router.max_queue,
             max_restarts=router.max_restarts,
+            tpot_slo_ms=router.tpot_slo_ms,
         )
     )
     return Arm(name, config.name, replicas, dispatcher, load_s, cores)

@@ -74,6 +74,12 @@ def router_parser() -> Parser:
         metavar="S",
         help="seconds without a token after which a busy replica's process is ended (default: never)",
     )
+    parser.add_argument(
+        "--tpot-slo-ms",
+        type=float,
+        metavar="MS",
+        help="milliseconds between two tokens of a prompt, for whose sake others wait (default: no limit)",
+    )
     parser.add_argument("--log-dir", type=Path, metavar="DIR", help="one log a replica goes here, instead of stderr")
     parser.add_argument("--json", action="store_true", help="one JSON object a prompt instead of plain text")
     return parser
@@ -105,6 +111,7 @@ def answer_prompts(options: argparse.Namespace, open_router: Callable[..., Route
         max_queue=options.max_queue,
         max_restarts=options.max_restarts,
         hang_s=options.hang_s,
+        tpot_slo_ms=options.tpot_slo_ms,
         log_dir=options.log_dir,
     ) as router:
         if options.chat and not router.codec.has_chat_template:

@@ -26,6 +26,7 @@ class HandReplica:
         self.index = index
         self.device = f"test:{index}"
         self.death: str | None = None
+        self.rows: int | None = None
         self.launches: list[tuple[list[Request], Future[list[Completion]]]] = []
         self.launched = threading.Event()
         self.cancels: list[tuple[int, int]] = []
@@ -449,6 +450,9 @@ def test_futures_cannot_be_cancelled_under_the_dispatcher() -> None:
         ({"max_queue": "many"}, "max_queue .*, or null for no limit, got 'many'"),
         ({"max_queue": -1}, "max_queue"),
         ({"max_restarts": None}, "max_restarts .*, got None"),
+        ({"tpot_slo_ms": 0}, "tpot_slo_ms must be a number above 0, or null for no limit, got 0"),
+        ({"tpot_slo_ms": float("inf")}, "tpot_slo_ms .*, got inf"),
+        ({"tpot_slo_ms": "fast"}, "tpot_slo_ms .*, got 'fast'"),
         ({"policy": 5}, "policy 5 is not known; choose one of round_robin"),
         ({"policy": ["round_robin"]}, "policy .* is not known"),
     ],
