@@ -80,17 +80,22 @@ class PacedReplica:
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[PacedReplica, ReplicaDispatcher]]]:
     """A replica on the test's clock and its dispatcher, closed after the test."""
-    opened: list[ReplicaDispatcher] = []
+    opened: list[tuple[PacedReplica, ReplicaDispatcher]] = []
 
-    def start(law: Law, slo_ms: float | None, rows: int | None = 128, cap: int = 128) -> object:
+    def start(
+        law: Law, slo_ms: float | None, rows: int | None = 128, cap: int = 128
+    ) -> tuple[PacedReplica, ReplicaDispatcher]:
         replica = PacedReplica(law, rows)
         monkeypatch.setattr(token_pace, "CLOCK", lambda: replica.now)
         monkeypatch.setattr(tpot_guard, "CLOCK", lambda: replica.now)
-        opened.append(ReplicaDispatcher([replica], max_concurrency_per_device=cap, tpot_slo_ms=slo_ms))
-        return replica, opened[-1]
+        opened.append((replica, ReplicaDispatcher([replica], max_concurrency_per_device=cap, tpot_slo_ms=slo_ms)))
+        return opened[-1]
 
-    yield start  # type: ignore[misc]
-    for dispatcher in opened:
+    yield start
+    for replica, dispatcher in opened:
+        dispatcher.close()
+        while replica.running:
+            replica.step()
         dispatcher.close()
 
 
