@@ -33,6 +33,7 @@ class Arm:
     dispatcher: ReplicaDispatcher
     load_s: list[float]
     cores: list[Cores | None]
+    tpot_slo_ms: float | None
     warmup_s: list[float] = field(default_factory=list)
 
     def warm_up(self, requests: Sequence[Request]) -> list[Completion]:
@@ -66,10 +67,18 @@ class Arm:
                     "warmup_s": warmup_s,
                     "peak_memory_bytes": peak["host_bytes"],
                     "peak_device_memory_bytes": peak["device_bytes"] or None,
+                    **({} if self.tpot_slo_ms is None else {"slowed": counts.slowed}),
                     "info": info.result(),
                 }
-                for replica, cores, load_s, warmup_s, info, peak in zip(
-                    self.replicas, self.cores, self.load_s, self.warmup_s, infos, peaks, strict=True
+                for replica, counts, cores, load_s, warmup_s, info, peak in zip(
+                    self.replicas,
+                    self.dispatcher.counts,
+                    self.cores,
+                    self.load_s,
+                    self.warmup_s,
+                    infos,
+                    peaks,
+                    strict=True,
                 )
             ],
         }
@@ -129,7 +138,7 @@ def start_arm(
             tpot_slo_ms=router.tpot_slo_ms,
         )
     )
-    return Arm(name, config.name, replicas, dispatcher, load_s, cores)
+    return Arm(name, config.name, replicas, dispatcher, load_s, cores, router.tpot_slo_ms)
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
