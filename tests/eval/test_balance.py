@@ -64,3 +64,17 @@ def test_the_report_has_a_section_where_there_are_several(synthetic) -> None:
     assert "the most loaded replica had 2.00 times the mean's tokens" in " ".join(
         page.read_text(encoding="utf-8").split()
     )
+
+
+def test_the_report_says_how_many_requests_waited_for_the_limit_of_tpot(synthetic) -> None:
+    directory = synthetic().write()
+    page, manifest = directory / "report.html", directory / "manifest.json"
+    render_run(directory)
+    assert "Limit of TPOT" not in page.read_text(encoding="utf-8")
+
+    content = json.loads(manifest.read_text(encoding="utf-8"))
+    content["config"].setdefault("router", {})["tpot_slo_ms"] = 8.0
+    content["arms"]["candidate"]["replicas"][0]["slowed"] = 12
+    manifest.write_text(json.dumps(content), encoding="utf-8")
+    render_run(directory)
+    assert "8.00 ms; for its sake 12 requests waited that there was room for" in page.read_text(encoding="utf-8")

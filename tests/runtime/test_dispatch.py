@@ -462,6 +462,19 @@ def test_senseless_options_are_refused(options: dict[str, object], named: str) -
         ReplicaDispatcher([HandReplica(0)], **options)
 
 
+def test_a_window_gathers_no_more_than_there_are_rows_for() -> None:
+    replica = HandReplica(0)
+    replica.rows = 3
+    dispatcher = ReplicaDispatcher([replica], max_concurrency_per_device=4, microbatch_window_ms=HOURS_MS)
+    for name in "abcde":
+        dispatcher.dispatch(request(name))
+    assert replica.launched_ids == [["a", "b", "c"]]
+    replica.answer(0)
+    assert replica.unanswered == 0  # there is room for one more to join the two
+    dispatcher.dispatch(request("f"))
+    assert replica.launched_ids == [["a", "b", "c"], ["d", "e", "f"]]
+
+
 def test_no_replicas_or_two_of_one_index_are_refused() -> None:
     with pytest.raises(UsageError, match="at least one replica"):
         ReplicaDispatcher([])
