@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 
@@ -33,7 +33,7 @@ ROUNDS = 5
 class Instant:
     """A replica in this process whose launches are answered by a thread of its own; `idle` ones are not answered."""
 
-    index, device, death = 0, "none", None
+    index, device, death, rows = 0, "none", None, None
 
     def __init__(self, *, idle: bool = False) -> None:
         self._launches: SimpleQueue[tuple[Sequence[Request], Future[list[Completion]]]] = SimpleQueue()
@@ -49,6 +49,9 @@ class Instant:
 
     def cancel(self, launch: Future[list[Completion]], row: int) -> None:
         """As `Replica.cancel`; it is too late."""
+
+    def watch_pace(self, heard: Callable[[int], None]) -> None:
+        """As `Replica.watch_pace`; it has none."""
 
     def restart(self) -> None:
         """As `Replica.restart`; it never ends."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,12 @@ from skote.types import UsageError
 
 _PACKAGED = Path(__file__).parent / "conf"
 CONF_DIR = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).parent.parent / "conf"
+
+
+NEWER_ENGINE_OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "skote.runtime.engine.SkotergyEngine": {"prefill_chunk": 512},
+}
+"""Options that an engine was given after runs of it were committed, and what it did before it had them."""
 
 
 @dataclass
@@ -92,6 +99,7 @@ class RouterConfig:
 
     Attributes:
         hang_s: seconds without a token or an answer after which a busy replica's process is ended.
+        tpot_slo_ms: milliseconds between two tokens of a request, for whose sake others wait.
     """
 
     policy: str = "round_robin"
@@ -102,6 +110,7 @@ class RouterConfig:
     max_restarts: int = 0
     hang_s: float | None = 1800.0
     backend: BackendConfig = field(default_factory=BackendConfig)
+    tpot_slo_ms: float | None = None
 
 
 @dataclass
@@ -231,7 +240,7 @@ def recorded_settings(recorded: dict[str, Any]) -> RunConfig:
     for arm in ("engine", "compare"):
         keys = dict(tree.get(arm, {}))
         nested = keys.pop("options", {})  # where an older manifest keeps an engine's keyword arguments
-        tree[arm] = keys | nested
+        tree[arm] = {**NEWER_ENGINE_OPTIONS.get(str(keys.get("_target_")), {}), **keys, **nested}
     try:
         return to_settings(DictConfig(OmegaConf.merge(OmegaConf.structured(RunConfig), tree)))
     except OmegaConfBaseException as error:

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from skote.config import (
     CONF_DIR,
+    NEWER_ENGINE_OPTIONS,
     BackendConfig,
     EngineConfig,
     RunConfig,
@@ -138,7 +139,8 @@ def test_options_of_an_arm_can_be_overridden_and_added() -> None:
     engine = EngineConfig.of(settings.engine)
     assert (engine.name, engine._target_) == ("skotergy", "skote.runtime.engine.SkotergyEngine")
     assert engine.options == {
-        "max_model_len": "auto", "max_batch": 1, "warmup_buckets": [64, 128], "compile": False, "own": 3,
+        "max_model_len": "auto", "max_batch": 1, "warmup_buckets": [64, 128], "prefill_chunk": 512, "compile": False,
+        "own": 3,
     }  # fmt: skip
     assert EngineConfig.of(settings.compare).options == {"attention": "eager"}
 
@@ -222,6 +224,21 @@ def test_an_older_record_lacks_options_and_nests_an_engines_own() -> None:
     recorded["engine"]["options"] = own
     del recorded["check"], recorded["workload"]["top_k"]
     assert recorded_settings(recorded) == settings_of("engine.compile=false")
+
+
+def test_an_older_record_has_what_its_engine_did_before_it_had_the_option() -> None:
+    recorded = asdict(settings_of("compare=skotergy"))
+    for arm in ("engine", "compare"):
+        del recorded[arm]["prefill_chunk"]
+    assert recorded_settings(recorded) == settings_of("compare=skotergy")
+    recorded["engine"]["_target_"] = "an.Other"
+    assert "prefill_chunk" not in recorded_settings(recorded).engine
+
+
+@pytest.mark.parametrize("target", NEWER_ENGINE_OPTIONS)
+def test_newer_options_of_an_engine_are_its_defaults(target: str) -> None:
+    parameters = inspect.signature(pkgutil.resolve_name(target)).parameters
+    assert {name: parameters[name].default for name in NEWER_ENGINE_OPTIONS[target]} == NEWER_ENGINE_OPTIONS[target]
 
 
 def test_a_record_with_options_that_are_unknown_is_refused() -> None:

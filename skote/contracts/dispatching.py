@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
@@ -35,6 +35,11 @@ class Counting:
         """As `Replica.death`."""
         return self._replica.death
 
+    @property
+    def rows(self) -> int | None:
+        """As `Replica.rows`."""
+        return self._replica.rows
+
     def generate(self, requests: Sequence[Request]) -> Future[list[Completion]]:
         """As `Replica.generate`."""
         with self._lock:
@@ -47,6 +52,10 @@ class Counting:
     def cancel(self, launch: Future[list[Completion]], row: int) -> None:
         """As `Replica.cancel`."""
         self._replica.cancel(launch, row)
+
+    def watch_pace(self, heard: Callable[[int], None]) -> None:
+        """As `Replica.watch_pace`."""
+        self._replica.watch_pace(heard)
 
     def restart(self) -> None:
         """As `Replica.restart`."""

@@ -31,6 +31,7 @@ class Arm:
     load_s: list[float]
     backend: Backend
     devices: Sequence[str]
+    tpot_slo_ms: float | None
     warmup_s: list[float] = field(default_factory=list)
 
     def warm_up(self, requests: Sequence[Request]) -> list[Completion]:
@@ -74,10 +75,17 @@ class Arm:
                     "warmup_s": warmup_s,
                     "peak_memory_bytes": peak["host_bytes"],
                     "peak_device_memory_bytes": peak["device_bytes"] or None,
+                    **({} if self.tpot_slo_ms is None else {"slowed": counts.slowed}),
                     "info": info.result(),
                 }
-                for replica, load_s, warmup_s, info, peak in zip(
-                    self.replicas, self.load_s, self.warmup_s, infos, peaks, strict=True
+                for replica, counts, load_s, warmup_s, info, peak in zip(
+                    self.replicas,
+                    self.dispatcher.counts,
+                    self.load_s,
+                    self.warmup_s,
+                    infos,
+                    peaks,
+                    strict=True,
                 )
             ],
         }
@@ -134,9 +142,10 @@ def start_arm(
             microbatch_max=router.microbatch_max,
             max_queue=router.max_queue,
             max_restarts=router.max_restarts,
+            tpot_slo_ms=router.tpot_slo_ms,
         )
     )
-    return Arm(name, config.name, replicas, dispatcher, load_s, backend, devices)
+    return Arm(name, config.name, replicas, dispatcher, load_s, backend, devices, router.tpot_slo_ms)
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:

@@ -178,6 +178,7 @@ def _check_router(router: RouterConfig) -> None:
             router.microbatch_max,
             router.max_queue,
             router.max_restarts,
+            router.tpot_slo_ms,
         )
         check_hang_s(router.hang_s)
     except UsageError as error:

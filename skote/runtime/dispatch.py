@@ -16,6 +16,7 @@ from skote.runtime.dispatch_options import DispatchOptions
 from skote.runtime.lane import Lane, Launcher, ReplicaCounts
 from skote.runtime.policies import new_policy
 from skote.runtime.threads import start_thread
+from skote.runtime.tpot_guard import TpotGuard
 from skote.runtime.waiting import Ticket
 from skote.types import Completion, ReplicaError, Request, SkoteError, UsageError
 
@@ -36,12 +37,13 @@ class ReplicaEvent:
 class ReplicaDispatcher:
     """Chooses a replica for each request, queues it there, and keeps at most a cap of launches in each process.
 
-    Interactive requests go before batch ones (`skote.runtime.waiting`). With a micro-batch window a launch gathers
-    greedy requests in the order of their arrival, until there are `microbatch_max` or the first has waited
-    `microbatch_window_ms`; a sampled one, with its own seed, goes alone. A replica that ends takes the requests that it
-    has begun with it; those that wait for it go to the others, or wait until it was started again. The callbacks
-    of futures run in one thread of the dispatcher's own, which holds up no launch. The replicas stay the caller's to
-    close; close the dispatcher first.
+    Interactive requests go before batch ones (`skote.runtime.waiting`), also where an engine batches in flight: it is
+    given no more requests than it has rows. With `tpot_slo_ms` a replica is given no more than keep it
+    (`skote.runtime.tpot_guard`). With a micro-batch window a launch gathers greedy requests in the order of their
+    arrival, until there are `microbatch_max` or the first has waited `microbatch_window_ms`; a sampled one, with its
+    own seed, goes alone. A replica that ends takes the requests that it has begun with it; those that wait for it go to
+    the others, or wait until it was started again. The callbacks of futures run in one thread of the dispatcher's own,
+    which holds up no launch. The replicas stay the caller's to close; close the dispatcher first.
 
     The keywords are those of `DispatchOptions`.
 
@@ -60,11 +62,18 @@ class ReplicaDispatcher:
         microbatch_max: int = 8,
         max_queue: int | None = None,
         max_restarts: int = 0,
+        tpot_slo_ms: float | None = None,
     ) -> None:
         if not replicas:
             raise UsageError("A dispatcher needs at least one replica.")
         options = self._options = DispatchOptions(
-            policy, max_concurrency_per_device, microbatch_window_ms, microbatch_max, max_queue, max_restarts
+            policy,
+            max_concurrency_per_device,
+            microbatch_window_ms,
+            microbatch_max,
+            max_queue,
+            max_restarts,
+            tpot_slo_ms,
         )
         self._policy = new_policy(options.policy)
         self._window_ns = round(options.microbatch_window_ms * 1e6)
@@ -78,6 +87,10 @@ class ReplicaDispatcher:
         self._changed = threading.Condition()
         self._answers = Answers()
         self._timer: threading.Thread | None = None
+        if tpot_slo_ms is not None:
+            for lane in self._lanes.values():
+                lane.guard = TpotGuard(tpot_slo_ms)
+                lane.replica.watch_pace(partial(self._hear_pace, lane, lane.guard))
         if self._window_ns:
             try:
                 self._timer = start_thread("dispatch-window", self._watch_windows)
@@ -123,7 +136,9 @@ class ReplicaDispatcher:
             refusal = self._refusal(lanes)
             if refusal is None:
                 self._tickets[ticket.future] = ticket
-                launches = self._take_launches(self._enqueue(ticket, lanes))
+                lane = self._enqueue(ticket, lanes)
+                launches = self._take_launches(lane)
+                lane.slowed += ticket in lane.queue and lane.is_slowed(self._options.max_concurrency_per_device)
                 self._changed.notify()
         if refusal is not None:
             ticket.future.set_result(_refused(ticket, *refusal))
@@ -209,12 +224,14 @@ class ReplicaDispatcher:
         most = self._options.max_queue
         if most is None:
             return list(lanes)
-        cap = self._options.max_concurrency_per_device
         return [
             lane
             for lane in lanes
-            if len(lane.queue) < most or (lane.alive and lane.in_flight < cap and len(lane.queue) < self._batch_max)
+            if len(lane.queue) < most or (lane.alive and len(lane.queue) < min(self._batch_max, self._room(lane)))
         ]
+
+    def _room(self, lane: Lane) -> int:
+        return lane.room(self._options.max_concurrency_per_device)
 
     def _enqueue(self, ticket: Ticket, lanes: Sequence[Lane]) -> Lane:
         loads = [lane.load for lane in self._with_room(lanes) or lanes]
@@ -227,15 +244,18 @@ class ReplicaDispatcher:
         if not lane.alive:
             return self._abandon(lane)
         launches: list[_Launch] = []
-        while lane.queue and lane.in_flight < self._options.max_concurrency_per_device:
-            size = lane.queue.batch_size(self._batch_max)
+        while lane.queue and (room := self._room(lane)):
+            most = min(self._batch_max, room)
+            size = lane.queue.batch_size(most)
             greedy = lane.queue.first.request.sampling.greedy
-            may_grow = greedy and size == len(lane.queue) and size < self._batch_max
+            may_grow = greedy and size == len(lane.queue) and size < most
             if may_grow and time.monotonic_ns() < self._deadline_ns(lane):
                 break
             launches.append((lane, lane.take(size)))
             lane.launches += 1
             lane.in_flight_peak = max(lane.in_flight_peak, lane.in_flight)
+        if lane.guard is not None:
+            lane.guard.hold(lane.running)
         return launches
 
     def _abandon(self, lane: Lane) -> list[_Launch]:
@@ -318,6 +338,14 @@ class ReplicaDispatcher:
         with self._changed:
             self._hand_back(list(zip(tickets, done.result(), strict=True)))
 
+    def _hear_pace(self, lane: Lane, guard: TpotGuard, tpot_ns: int) -> None:
+        """Launch what the guard lets pass now; runs in the replica's thread."""
+        with self._changed:
+            guard.measured(tpot_ns)
+            launches = self._take_launches(lane)
+            self._changed.notify()
+        self._launch(launches)
+
     def _watch_windows(self) -> None:
         """Launch what has waited for its window's length."""
         while True:
@@ -330,8 +358,7 @@ class ReplicaDispatcher:
             self._launch(launches)
 
     def _seconds_to_next_window(self) -> float | None:
-        cap = self._options.max_concurrency_per_device
-        open_lanes = [lane for lane in self._lanes.values() if lane.alive and lane.queue and lane.in_flight < cap]
+        open_lanes = [lane for lane in self._lanes.values() if lane.alive and lane.queue and self._room(lane)]
         if not open_lanes:
             return None
         return max(0.0, min(map(self._deadline_ns, open_lanes)) - time.monotonic_ns()) / 1e9

@@ -6,6 +6,7 @@ run's configuration) has only to put the rest in front.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from skote.runtime.policies import new_policy
@@ -26,6 +27,7 @@ class DispatchOptions:
         microbatch_max: the most requests of a launch.
         max_queue: the most requests that may wait for a replica, past which one is refused; None is no limit.
         max_restarts: how often a replica that ended is started again.
+        tpot_slo_ms: milliseconds between two tokens of a request, for whose sake others wait; None is no limit.
 
     Raises:
         UsageError: an unknown policy, a value of the wrong type, a number out of its range.
@@ -37,6 +39,7 @@ class DispatchOptions:
     microbatch_max: int = 8
     max_queue: int | None = None
     max_restarts: int = 0
+    tpot_slo_ms: float | None = None
 
     def __post_init__(self) -> None:
         new_policy(self.policy)
@@ -50,6 +53,9 @@ class DispatchOptions:
             raise UsageError(
                 f"microbatch_window_ms must be a number from 0 (off) to {MOST_WINDOW_MS:g}, got {window_ms!r}."
             )
+        slo_ms = self.tpot_slo_ms
+        if slo_ms is not None and not (is_number(slo_ms) and 0 < slo_ms < math.inf):
+            raise UsageError(f"tpot_slo_ms must be a number above 0, or null for no limit, got {slo_ms!r}.")
 
 
 def _check_count(name: str, value: int, least: int, otherwise: str = "") -> None:

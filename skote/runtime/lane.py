@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from skote.runtime.policies import Load, recent_mean
+from skote.runtime.tpot_guard import TpotGuard
 from skote.runtime.waiting import Ticket, Waiting
 from skote.types import Completion, Request
+
+_UNBOUNDED = sys.maxsize
 
 
 class Launcher(Protocol):
@@ -22,11 +26,18 @@ class Launcher(Protocol):
     def death(self) -> str | None:
         """Why the replica ended, in a sentence; None while it is alive."""
 
+    @property
+    def rows(self) -> int | None:
+        """Requests that its engine advances together, joining and leaving; None where launches take their turn."""
+
     def generate(self, requests: Sequence[Request]) -> Future[list[Completion]]:
         """One launch; the future never raises."""
 
     def cancel(self, launch: Future[list[Completion]], row: int) -> None:
         """Drop a row of a launch, as soon as may be."""
+
+    def watch_pace(self, heard: Callable[[int], None]) -> None:
+        """As requests run, call `heard` with the mean nanoseconds between two tokens of one; after restarts too."""
 
     def restart(self) -> None:
         """Start it again after its death, and wait until it is ready; raises a `SkoteError` where it is not."""
@@ -44,6 +55,8 @@ class ReplicaCounts:
     """Launches that were handed to its process."""
     in_flight_peak: int
     """The most launches that were unanswered at one time."""
+    slowed: int = 0
+    """Requests that the replica had room for when they came, and that had to wait so that tokens come in time."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +64,7 @@ class Lane:
     """Guarded by its dispatcher's lock. `reviving` and `given_up` tell what becomes of a replica that has ended."""
 
     replica: Launcher
+    guard: TpotGuard | None = None
     queue: Waiting = field(default_factory=Waiting)
     running: int = 0  # requests in unanswered launches
     tokens: int = 0  # of those and of the queue
@@ -58,6 +72,7 @@ class Lane:
     in_flight_peak: int = 0
     dispatched: int = 0
     launches: int = 0
+    slowed: int = 0
     mean_prompt_tokens: float | None = None
     restarts: int = 0
     reviving: bool = False
@@ -68,6 +83,24 @@ class Lane:
         """Whether it can take a launch."""
         return self.replica.death is None and not self.reviving
 
+    def room(self, most_launches: int) -> int:
+        """How many requests a replica that lives may be given now, where `most_launches` may be in flight.
+
+        No more than the engine has rows for: what it queued by itself would lose its priority.
+        """
+        room = self._unguarded_room(most_launches)
+        return room if self.guard is None else max(0, min(room, self.guard.most - self.running))
+
+    def is_slowed(self, most_launches: int) -> bool:
+        """Whether there is no room for the guard's sake alone."""
+        return self.guard is not None and self.running >= self.guard.most and self._unguarded_room(most_launches) > 0
+
+    def _unguarded_room(self, most_launches: int) -> int:
+        if self.in_flight >= most_launches:
+            return 0
+        rows = self.replica.rows
+        return _UNBOUNDED if rows is None else max(0, rows - self.running)
+
     @property
     def load(self) -> Load:
         """What a policy may know."""
@@ -77,7 +110,7 @@ class Lane:
     def counts(self) -> ReplicaCounts:
         """So far."""
         return ReplicaCounts(
-            self.replica.index, self.replica.device, self.dispatched, self.launches, self.in_flight_peak
+            self.replica.index, self.replica.device, self.dispatched, self.launches, self.in_flight_peak, self.slowed
         )
 
     def put(self, ticket: Ticket) -> None:

@@ -82,6 +82,7 @@ class RayReplica:
         self._closing = False
         self._pending = 0
         self._launches: dict[Future[list[Completion]], tuple[_Life, int]] = {}
+        self._heard_pace: Callable[[int], None] | None = None
         self._answers: SimpleQueue[tuple[_Asked, Future[Any]] | None] = SimpleQueue()
         self._reader = threading.Thread(target=self._read, name=f"replica-{index}", daemon=True)
         self._open()
@@ -94,6 +95,8 @@ class RayReplica:
             life.clock = RemoteClock(same=hosted.clock is not None and hosted.clock == self._hosting.clock)
             self._ask(life, life.actor.ended.remote(), note, lambda error: note(str(error)))
             life.ready.set_result(hosted)
+            if self._heard_pace is not None:
+                self._hear_pace(life, self._heard_pace)
 
         note = partial(self._note_death, life)
         self._ask(life, life.actor.open.remote(self._hosting), start, life.ready.set_exception)
@@ -115,6 +118,12 @@ class RayReplica:
     def death(self) -> str | None:
         """Why the engine's process or its actor ended, in a sentence; None while both are alive."""
         return self._life.death
+
+    @property
+    def rows(self) -> int | None:
+        """As `Replica.rows`."""
+        ready = self._life.ready
+        return ready.result().rows if ready.done() and ready.exception() is None else None
 
     @property
     def pid(self) -> int:
@@ -203,6 +212,20 @@ class RayReplica:
         life, number = self._launches.get(launch, (None, 0))
         if life is not None:
             life.actor.cancel.remote(number, row)
+
+    def watch_pace(self, heard: Callable[[int], None]) -> None:
+        """As `Replica.watch_pace`, each time after a way there and back."""
+        with self._lock:
+            self._heard_pace, life = heard, self._life
+        if life.ready.done() and life.death is None:
+            self._hear_pace(life, heard)
+
+    def _hear_pace(self, life: _Life, heard: Callable[[int], None]) -> None:
+        def hear(tpot_ns: int) -> None:
+            heard(tpot_ns)
+            self._hear_pace(life, heard)
+
+        self._ask(life, life.actor.pace.remote(), hear, lambda _: None)
 
     def call(self, method: str, *args: object) -> Future[Any]:
         """As `Replica.call`."""

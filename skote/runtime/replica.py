@@ -19,7 +19,7 @@ from skote import types
 from skote.runtime.answers import Answer
 from skote.runtime.launch_rows import Part
 from skote.runtime.threads import start_thread
-from skote.runtime.worker import CANCEL, READY
+from skote.runtime.worker import CANCEL, PACE, READY, WATCH
 from skote.runtime.worker_process import WorkerProcess
 from skote.types import Chunk, Completion, EngineSpec, ReplicaError, Request, SkoteError, UsageError, is_number
 
@@ -146,6 +146,7 @@ class Replica:
         self._lock = threading.Lock()
         self._sending = threading.Lock()  # held while a full pipe may block; the reader, who kills, takes it last
         self._closing = False
+        self._heard_pace: Callable[[int], None] | None = None
         self._next_id = READY + 1
         self._open()
 
@@ -154,6 +155,9 @@ class Replica:
         self._process = WorkerProcess(self._name, self._log, self._first)
         self._death: str | None = None
         self._hangs = False
+        self._rows: int | None = None
+        if self._heard_pace is not None:
+            self._watch_pace()
         self._ready = _Call()
         self._calls: dict[int, _Call] = {READY: self._ready}
         try:
@@ -180,6 +184,14 @@ class Replica:
     def death(self) -> str | None:
         """Why the process ended, in a sentence; None while it is alive."""
         return self._death
+
+    @property
+    def rows(self) -> int | None:
+        """Requests that the engine advances together, joining and leaving between two steps.
+
+        None where its launches take their turn, and before it is built.
+        """
+        return self._rows
 
     @property
     def pid(self) -> int:
@@ -250,6 +262,20 @@ class Replica:
                 with contextlib.suppress(OSError):  # the reader meets the same end, and answers every call
                     self._process.connection.send_bytes(CANCEL + f"{call_id} {row}".encode())
 
+    def watch_pace(self, heard: Callable[[int], None]) -> None:
+        """Call `heard`, in the replica's thread, with the mean nanoseconds between two tokens of a request.
+
+        It is called while requests run, 50 times a second at most, and after a restart too.
+        """
+        with self._sending, self._lock:
+            self._heard_pace = heard
+            if self._death is None:
+                self._watch_pace()
+
+    def _watch_pace(self) -> None:
+        with contextlib.suppress(OSError):  # the reader meets the same end
+            self._process.connection.send_bytes(WATCH)
+
     def call(self, method: str, *args: object) -> Future[Any]:
         """Call a public method of the engine, or the worker's own `peak_memory` (a dict of bytes).
 
@@ -317,8 +343,14 @@ class Replica:
         try:
             while True:
                 call_id, outcome, *content = self._receive()
+                if call_id == PACE:
+                    if self._heard_pace is not None:
+                        self._heard_pace(content[0])
+                    continue
                 call = self._calls.pop(call_id)
                 if outcome == "ok":
+                    if call is self._ready:
+                        self._rows = content[0]
                     call.resolve(content[0])
                 else:
                     name, sentence = content

@@ -50,12 +50,13 @@ class Hosting:
 
 @dataclass(frozen=True, slots=True)
 class Hosted:
-    """Where a replica has come up: its machine and process, what its clock is, and the cores that it keeps to."""
+    """Where a replica has come up: its machine and process, what its clock is, the cores that it keeps to, its rows."""
 
     node: str
     pid: int
     clock: str | None
     cores: Cores | None
+    rows: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,7 @@ class ReplicaHost:
         self._next = 0
         self._turn = asyncio.Condition()
         self._opened = asyncio.Event()
+        self._paces: asyncio.Queue[int] | None = None
 
     async def open(self, hosting: Hosting) -> Hosted:
         """Start the replica, and wait until its engine is built; raises as `Replica` and its `wait_ready`."""
@@ -100,7 +102,7 @@ class ReplicaHost:
         )
         self._opened.set()
         await asyncio.to_thread(self._replica.wait_ready)
-        return Hosted(platform.node(), self._replica.pid, clock, cores)
+        return Hosted(platform.node(), self._replica.pid, clock, cores, self._replica.rows)
 
     async def ping(self) -> tuple[int, int]:
         """When a message came and was answered, by this machine's clock."""
@@ -133,6 +135,18 @@ class ReplicaHost:
         """As `Replica.call`."""
         await self._opened.wait()
         return await asyncio.wrap_future(self._replica.call(method, *args))
+
+    async def pace(self) -> int:
+        """The next that `Replica.watch_pace` hears; asked again for each."""
+        if self._paces is None:
+            loop = asyncio.get_running_loop()
+            paces = self._paces = asyncio.Queue()
+
+            def put(tpot_ns: int) -> None:
+                loop.call_soon_threadsafe(paces.put_nowait, tpot_ns)
+
+            self._replica.watch_pace(put)
+        return await self._paces.get()
 
     async def ended(self) -> str:
         """Why the replica ended, as soon as it has."""

@@ -74,6 +74,8 @@ class Router:
         max_queue: the most requests that may wait for a replica; past it a request is refused. None is no limit.
         max_restarts: how often a replica whose process ended is started again.
         hang_s: seconds without a token or an answer after which a busy replica's process is ended; None waits for ever.
+        tpot_slo_ms: milliseconds between two tokens of a request: a replica is given as many requests at a time as keep
+            it, of `max_concurrency_per_device` at most; None is no limit.
         engine: another engine than Skotergy's; its options add to, and win over, the common ones.
         codec: a tokenizer in place of the checkpoint's own.
         log_dir: a folder for one log a replica, replica-N.log; None lets them write to this process's stderr.
@@ -101,6 +103,7 @@ class Router:
         max_queue: int | None = None,
         max_restarts: int = 1,
         hang_s: float | None = None,
+        tpot_slo_ms: float | None = None,
         engine: EngineSpec | None = None,
         codec: Codec | None = None,
         log_dir: str | Path | None = None,
@@ -122,6 +125,7 @@ class Router:
             microbatch_max,
             max_queue,
             max_restarts,
+            tpot_slo_ms,
         )
         self.codec: Codec = load_tokenizer(local_dir) if codec is None else codec
         self._ids = itertools.count()

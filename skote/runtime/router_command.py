@@ -76,6 +76,12 @@ def router_parser() -> Parser:
     )
     parser.add_argument("--backend", default="process", help="process (default) or ray")
     parser.add_argument("--address", metavar="HOST:PORT", help="of a Ray's head, instead of a Ray of its own")
+    parser.add_argument(
+        "--tpot-slo-ms",
+        type=float,
+        metavar="MS",
+        help="milliseconds between two tokens of a prompt, for whose sake others wait (default: no limit)",
+    )
     parser.add_argument("--log-dir", type=Path, metavar="DIR", help="one log a replica goes here, instead of stderr")
     parser.add_argument("--json", action="store_true", help="one JSON object a prompt instead of plain text")
     return parser
@@ -109,6 +115,7 @@ def answer_prompts(options: argparse.Namespace, open_router: Callable[..., Route
         hang_s=options.hang_s,
         backend=options.backend,
         address=options.address,
+        tpot_slo_ms=options.tpot_slo_ms,
         log_dir=options.log_dir,
     ) as router:
         if options.chat and not router.codec.has_chat_template:

@@ -49,6 +49,9 @@ class Waiting:
         yield from self._interactive
         yield from self._batch
 
+    def __contains__(self, ticket: Ticket) -> bool:
+        return ticket in self._line(ticket)
+
     def put(self, ticket: Ticket) -> None:
         """Let a request wait."""
         self._line(ticket)[ticket] = None

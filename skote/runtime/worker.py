@@ -2,9 +2,10 @@
 
 Messages, pickled: `(call_id, method, args)` in, `None` to stop; `(call_id, "ok", result)` or
 `(call_id, "error", class name in skote.types, sentence)` out. The first message in is `(spec, setup)`, and its answer
-carries the id `READY`. Beside them `CANCEL`, a call's id and a row, in plain bytes: it need not wait for its turn. A
-number in shared memory counts tokens and answers, so that the parent can tell a busy engine from one that hangs. The
-parent's side is `skote.runtime.replica`.
+carries the id `READY` and the rows of an engine that batches in flight. Beside them, in plain bytes, which need not
+wait for their turn: `CANCEL`, a call's id and a row; `WATCH`, after which `(PACE, "ok", nanoseconds)` tells how fast
+tokens come. A number in shared memory counts tokens and answers, so that the parent can tell a busy engine from one
+that hangs. The parent's side is `skote.runtime.replica`.
 
 A launch is a call of `generate`. An engine that batches in flight (`skote.types.BatchingEngine`) takes those that come
 while others run; it answers each as it ends, and calls of other kinds wait until nothing runs.
@@ -31,12 +32,15 @@ from typing import Any
 
 from skote import types
 from skote.runtime.launch_rows import CLOCK, Part, RowRecord
+from skote.runtime.token_pace import TokenPace
 from skote.runtime.worker_desk import Launch, WorkerDesk
 from skote.types import BatchingEngine, Engine, EngineError, EngineSpec, FinishReason, Request, SkoteError, UsageError
 
+PACE = -1
 READY = 0
 """The call id of the engine's construction; the parent's calls count from 1."""
 CANCEL = b"cancel "
+WATCH = b"watch"
 PROGRESS_BYTES = 8
 """Size of the shared memory: one unsigned number, as the machine stores it."""
 
@@ -49,9 +53,11 @@ class _Inbox:
     """What the parent sends: calls in their order, and rows that are cancelled.
 
     A thread of its own reads it, so that a cancel, and the parent's death, are seen in the middle of a generation.
+    `watched` tells whether the parent wants to know how fast tokens come.
     """
 
     def __init__(self, connection: Connection) -> None:
+        self.watched = False
         self._calls: SimpleQueue[bytes] = SimpleQueue()
         self._held: list[Any] = []  # a call that was looked at, and has to wait
         self._cancelled: dict[int, set[int]] = {}
@@ -91,6 +97,8 @@ class _Inbox:
                 if message.startswith(CANCEL):
                     call_id, row = map(int, message.removeprefix(CANCEL).split())
                     self._cancelled.setdefault(call_id, set()).add(row)
+                elif message == WATCH:
+                    self.watched = True
                 else:
                     self._calls.put(message)
         except (EOFError, OSError):
@@ -121,8 +129,10 @@ def main(connection: Connection, memory: int) -> None:
     except Exception as error:  # noqa: BLE001 - whatever a constructor raises has to reach the parent as a sentence
         connection.send((READY, "error", *_explain(error, f"Loading {spec.target}")))
         sys.exit(1)
-    connection.send((READY, "ok", None))
     batching = engine if isinstance(engine, BatchingEngine) and engine.rows > 1 else None
+    connection.send((READY, "ok", None if batching is None else batching.rows))
+
+    pace = TokenPace(lambda tpot_ns: connection.send((PACE, "ok", tpot_ns)))
 
     def answer(call_id: int, parts: list[Part]) -> None:
         inbox.forget(call_id)
@@ -131,12 +141,13 @@ def main(connection: Connection, memory: int) -> None:
 
     while (message := inbox.receive()) is not None:
         call_id, method, args = message
+        watch = pace if inbox.watched else None
         if method == "generate" and batching is not None:
-            _serve(batching, WorkerDesk(type(engine).__name__, (call_id, args[0]), inbox, answer, progress.tick))
+            _serve(batching, WorkerDesk(type(engine).__name__, (call_id, args[0]), inbox, answer, progress.tick, watch))
             continue
         try:
             if method == "generate":
-                result: object = _launch(engine, args[0], partial(inbox.is_cancelled, call_id), progress.tick)
+                result: object = _launch(engine, args[0], partial(inbox.is_cancelled, call_id), progress.tick, watch)
             else:
                 result = _call(engine, method, args)
             reply = pickle.dumps((call_id, "ok", result))
@@ -173,24 +184,32 @@ def _call(engine: Engine, method: str, args: tuple[Any, ...]) -> object:
 
 
 def _launch(
-    engine: Engine, requests: Sequence[Request], is_cancelled: Callable[[int], bool], tick: Callable[[], None]
+    engine: Engine,
+    requests: Sequence[Request],
+    is_cancelled: Callable[[int], bool],
+    tick: Callable[[], None],
+    pace: TokenPace | None,
 ) -> list[Part]:
     """Run one engine call; an exception becomes the rows' error, beside the tokens that had already come.
 
     A batch that fails before its first token is run again row by row, so that one request does not fail the others.
     """
-    parts = _generate(engine, requests, is_cancelled, tick)
+    parts = _generate(engine, requests, is_cancelled, tick, pace)
     if len(parts) > 1 and all(part.error is not None and not part.output_ids for part in parts):
         return [
             part
             for row, request in enumerate(requests)
-            for part in _generate(engine, [request], lambda _, row=row: is_cancelled(row), tick)  # type: ignore[misc]
+            for part in _generate(engine, [request], lambda _, row=row: is_cancelled(row), tick, pace)  # type: ignore[misc]
         ]
     return parts
 
 
 def _generate(
-    engine: Engine, requests: Sequence[Request], is_cancelled: Callable[[int], bool], tick: Callable[[], None]
+    engine: Engine,
+    requests: Sequence[Request],
+    is_cancelled: Callable[[int], bool],
+    tick: Callable[[], None],
+    pace: TokenPace | None,
 ) -> list[Part]:
     name = type(engine).__name__
     records = [RowRecord(request, name) for request in requests]
@@ -206,6 +225,8 @@ def _generate(
         dropped = is_cancelled(row)
         records[row].emit(token_ids, dropped=dropped)
         tick()
+        if pace is not None:
+            pace.emitted(records[row], len(token_ids))
         if dropped and not any(map(awaited, rows)):
             raise _CancelledError
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from skote.runtime.launch_rows import CLOCK, Part, RowRecord
+from skote.runtime.token_pace import TokenPace
 from skote.types import FinishReason, Request, SkoteError
 
 Launch = tuple[int, Sequence[Request]]
@@ -40,6 +41,7 @@ class WorkerDesk:
         engine: its name, for sentences.
         answer: called with a launch's id and its parts, once all are there.
         tick: called whenever something was done.
+        pace: told of tokens, where the parent wants to know how fast tokens come.
     """
 
     def __init__(
@@ -49,12 +51,14 @@ class WorkerDesk:
         inbox: Launches,
         answer: Callable[[int, list[Part]], None],
         tick: Callable[[], None],
+        pace: TokenPace | None = None,
     ) -> None:
         self._engine = engine
         self._first: Launch | None = first
         self._inbox = inbox
         self._answer = answer
         self._tick = tick
+        self._pace = pace
         self._keys = itertools.count()
         self._rows: dict[int, tuple[_Open, int, RowRecord]] = {}
 
@@ -79,6 +83,8 @@ class WorkerDesk:
         opened, row, record = self._rows[key]
         record.emit(token_ids, dropped=self._inbox.is_cancelled(opened.call_id, row))
         self._tick()
+        if self._pace is not None:
+            self._pace.emitted(record, len(token_ids))
 
     def end(self, key: int, reason: FinishReason | None) -> None:
         """As `Desk.end`."""

@@ -82,3 +82,17 @@ def test_the_section_tells_when_a_replica_ended_and_came_back(synthetic) -> None
 
     assert "after 1.5 s Replica 1 (cpu) was killed. after 4.0 s Replica 1 was ready again." in page
     assert re.search(r"0 on cpu 72 0 \S+ 100\.0 % [\d., ]+ 0 0 1 on cpu 0 0 0 0\.0 % (not available ){4}1 1", page)
+
+
+def test_the_report_says_how_many_requests_waited_for_the_limit_of_tpot(synthetic) -> None:
+    directory = synthetic().write()
+    page, manifest = directory / "report.html", directory / "manifest.json"
+    render_run(directory)
+    assert "Limit of TPOT" not in page.read_text(encoding="utf-8")
+
+    content = json.loads(manifest.read_text(encoding="utf-8"))
+    content["config"].setdefault("router", {})["tpot_slo_ms"] = 8.0
+    content["arms"]["candidate"]["replicas"][0]["slowed"] = 12
+    manifest.write_text(json.dumps(content), encoding="utf-8")
+    render_run(directory)
+    assert "8.00 ms; for its sake 12 requests waited that there was room for" in page.read_text(encoding="utf-8")

@@ -34,6 +34,7 @@ def settings_of(*overrides: str) -> RunConfig:
         (["measure.start_timeout_s=0"], r"measure\.start_timeout_s must be a number of seconds above 0, got 0"),
         (["measure.start_timeout_s=1e30"], r"measure\.start_timeout_s must be .* got 1e\+30"),
         (["seed=-1"], r"seed must be 0 or more, got -1"),
+        (["router.tpot_slo_ms=0"], r"^router\.tpot_slo_ms must be a number above 0, or null for no limit, got 0\.0\.$"),
         (["router.max_concurrency_per_device=0"], r"^router\.max_concurrency_per_device must be .* least 1, got 0\.$"),
         (["router.microbatch_window_ms=-1"], r"^router\.microbatch_window_ms must be .* 0 \(off\) .*, got -1\.0\.$"),
         (["router.microbatch_max=0"], r"^router\.microbatch_max must be a whole number of at least 1, got 0\.$"),

@@ -26,6 +26,7 @@ class HandReplica:
         self.index = index
         self.device = f"test:{index}"
         self.death: str | None = None
+        self.rows: int | None = None
         self.launches: list[tuple[list[Request], Future[list[Completion]]]] = []
         self.launched = threading.Event()
         self.cancels: list[tuple[int, int]] = []
@@ -449,6 +450,9 @@ def test_futures_cannot_be_cancelled_under_the_dispatcher() -> None:
         ({"max_queue": "many"}, "max_queue .*, or null for no limit, got 'many'"),
         ({"max_queue": -1}, "max_queue"),
         ({"max_restarts": None}, "max_restarts .*, got None"),
+        ({"tpot_slo_ms": 0}, "tpot_slo_ms must be a number above 0, or null for no limit, got 0"),
+        ({"tpot_slo_ms": float("inf")}, "tpot_slo_ms .*, got inf"),
+        ({"tpot_slo_ms": "fast"}, "tpot_slo_ms .*, got 'fast'"),
         ({"policy": 5}, "policy 5 is not known; choose one of round_robin"),
         ({"policy": ["round_robin"]}, "policy .* is not known"),
     ],
@@ -456,6 +460,19 @@ def test_futures_cannot_be_cancelled_under_the_dispatcher() -> None:
 def test_senseless_options_are_refused(options: dict[str, object], named: str) -> None:
     with pytest.raises(UsageError, match=named):
         ReplicaDispatcher([HandReplica(0)], **options)
+
+
+def test_a_window_gathers_no_more_than_there_are_rows_for() -> None:
+    replica = HandReplica(0)
+    replica.rows = 3
+    dispatcher = ReplicaDispatcher([replica], max_concurrency_per_device=4, microbatch_window_ms=HOURS_MS)
+    for name in "abcde":
+        dispatcher.dispatch(request(name))
+    assert replica.launched_ids == [["a", "b", "c"]]
+    replica.answer(0)
+    assert replica.unanswered == 0  # there is room for one more to join the two
+    dispatcher.dispatch(request("f"))
+    assert replica.launched_ids == [["a", "b", "c"], ["d", "e", "f"]]
 
 
 def test_no_replicas_or_two_of_one_index_are_refused() -> None:

@@ -442,7 +442,7 @@ def test_the_routers_arguments_reach_it(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(router_module, "Router", open_router)
     monkeypatch.setattr(sys, "stdin", io.StringIO("a\n"))
     flags = "--devices 2 --policy least_work --max-concurrency 3 --microbatch-window-ms 1.5 --microbatch-max 4"
-    more = "--max-queue 0 --max-restarts 5 --hang-s 60 --log-dir logs"
+    more = "--max-queue 0 --max-restarts 5 --hang-s 60 --tpot-slo-ms 8 --log-dir logs"
 
     assert main(["directory", *flags.split(), *more.split()]) == 4
 
@@ -454,6 +454,7 @@ def test_the_routers_arguments_reach_it(monkeypatch: pytest.MonkeyPatch) -> None
             "max_queue": 0,
             "max_restarts": 5,
             "hang_s": 60.0,
+            "tpot_slo_ms": 8.0,
             "backend": "process",
             "address": None,
             "log_dir": Path("logs"),
@@ -464,7 +465,8 @@ def test_the_routers_arguments_reach_it(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_commands_defaults_are_the_routers() -> None:
     options = vars(router_parser().parse_args(["directory"]))
     defaults = {name: each.default for name, each in inspect.signature(Router).parameters.items()}
-    for name in ("microbatch_window_ms", "microbatch_max", "max_queue", "max_restarts", "hang_s", "log_dir"):
+    names = ("microbatch_window_ms", "microbatch_max", "max_queue", "max_restarts", "hang_s", "tpot_slo_ms", "log_dir")
+    for name in names:
         assert options[name] == defaults[name], name
 
 
