@@ -68,10 +68,11 @@ class Lane:
         """Whether it can take a launch."""
         return self.replica.death is None and not self.reviving
 
-    @property
-    def load(self) -> Load:
-        """What a policy may know."""
-        return Load(self.replica.index, len(self.queue) + self.running, self.tokens, self.mean_prompt_tokens)
+    def load(self, cap: int) -> Load:
+        """What a policy may know of a replica that may hold `cap` launches."""
+        waiting = len(self.queue)
+        free = max(0, cap - self.in_flight - waiting)
+        return Load(self.replica.index, waiting + self.running, self.tokens, self.mean_prompt_tokens, free)
 
     @property
     def counts(self) -> ReplicaCounts:

@@ -67,6 +67,9 @@ class Desk:
     def admit(self, key: int) -> None:
         pass
 
+    def cached(self, key: int, tokens: int) -> None:
+        pass
+
     def emit(self, key: int, token_ids: Sequence[int]) -> None:
         self.tokens[key].extend(token_ids)
 

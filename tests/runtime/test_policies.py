@@ -9,24 +9,29 @@ from skote.runtime.policies import (
     LeastWork,
     LengthAware,
     Load,
+    PrefixAware,
     RoundRobin,
     ShortestQueue,
     new_policy,
     recent_mean,
 )
-from skote.types import UsageError
+from skote.types import Request, UsageError
 
 
 def loads(*states: tuple[int, int, float | None]) -> list[Load]:
-    return [Load(index, requests, 0, mean) for index, requests, mean in states]
+    return [Load(index, requests, 0, mean, 0) for index, requests, mean in states]
+
+
+def prompt(tokens: int) -> Request:
+    return Request("r", (1,) * tokens, 1)
 
 
 def test_round_robin_goes_on_after_the_last_and_skips_the_dead() -> None:
     policy, both = RoundRobin(), loads((0, 9, None), (2, 0, None))
-    assert [policy.choose(both, 5) for _ in range(4)] == [0, 2, 0, 2]
-    assert policy.choose(loads((0, 0, None), (1, 0, None), (2, 0, None)), 5) == 0
-    assert policy.choose(loads((7, 0, None)), 5) == 7
-    assert policy.choose(both, 5) == 0
+    assert [policy.choose(both, prompt(5)) for _ in range(4)] == [0, 2, 0, 2]
+    assert policy.choose(loads((0, 0, None), (1, 0, None), (2, 0, None)), prompt(5)) == 0
+    assert policy.choose(loads((7, 0, None)), prompt(5)) == 7
+    assert policy.choose(both, prompt(5)) == 0
 
 
 @pytest.mark.parametrize(
@@ -40,7 +45,7 @@ def test_round_robin_goes_on_after_the_last_and_skips_the_dead() -> None:
 def test_shortest_queue_takes_the_least_loaded_then_the_lowest_index(
     states: list[tuple[int, int, float | None]], chosen: int
 ) -> None:
-    assert ShortestQueue().choose(loads(*states), 5) == chosen
+    assert ShortestQueue().choose(loads(*states), prompt(5)) == chosen
 
 
 @pytest.mark.parametrize(
@@ -52,7 +57,7 @@ def test_shortest_queue_takes_the_least_loaded_then_the_lowest_index(
     ],
 )
 def test_least_work_counts_tokens_not_requests(states: list[tuple[int, int, int]], chosen: int) -> None:
-    assert LeastWork().choose([Load(*state, None) for state in states], 5) == chosen
+    assert LeastWork().choose([Load(*state, None, 0) for state in states], prompt(5)) == chosen
 
 
 @pytest.mark.parametrize(
@@ -68,7 +73,7 @@ def test_least_work_counts_tokens_not_requests(states: list[tuple[int, int, int]
     ],
 )
 def test_length_aware(states: list[tuple[int, int, float | None]], prompt_tokens: int, chosen: int) -> None:
-    assert LengthAware().choose(loads(*states), prompt_tokens) == chosen
+    assert LengthAware().choose(loads(*states), prompt(prompt_tokens)) == chosen
 
 
 def test_recent_mean_starts_at_the_first_prompt_and_moves_a_fifth_of_the_way() -> None:
@@ -83,6 +88,7 @@ def test_every_policy_is_found_by_its_name() -> None:
         "shortest_queue": ShortestQueue,
         "least_work": LeastWork,
         "length_aware": LengthAware,
+        "prefix_aware": PrefixAware,
     }
 
 
