@@ -12,7 +12,7 @@ import pytest
 from skote.runtime.page_list import PageList, page_digests
 from skote.runtime.scheduler import Pack, Scheduler
 from skote.runtime.serving import Serving
-from skote.types import Request
+from skote.types import Request, RequestError
 
 spec = importlib.util.spec_from_file_location("fake_device", Path(__file__).with_name("fake_device.py"))
 assert spec is not None
@@ -138,6 +138,11 @@ def test_without_the_cache_nothing_is_kept_or_counted() -> None:
     each = Scheduler(rows=4, pages=pages, pieces=2, chunk=8)
     assert ended(each, request(*HEAD, 1), request(*HEAD, 1)) == [None, None]
     assert pages.share(page_digests((*HEAD, 1), PAGE, "")) == ()
+
+
+def test_a_salt_is_text() -> None:
+    with pytest.raises(RequestError, match="cache_salt must be text, got 5"):
+        Request("r", (1,), 1, cache_salt=5)  # type: ignore[arg-type]
 
 
 def serve(desk: Any, pages: PageList, device: Any, *, rows: int) -> None:
