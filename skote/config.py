@@ -23,7 +23,7 @@ CONF_DIR = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).parent.parent / "
 
 
 NEWER_ENGINE_OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "skote.runtime.engine.SkotergyEngine": {"prefill_chunk": 512},
+    "skote.runtime.engine.SkotergyEngine": {"prefill_chunk": 512, "prefix_cache": False},
 }
 """Options that an engine was given after runs of it were committed, and what it did before it had them."""
 

@@ -133,7 +133,8 @@ Priority = Literal["interactive", "batch"]
 class Request:
     """One prompt, as token ids. With `ignore_eos` exactly `max_new_tokens` tokens are generated.
 
-    A `priority` "batch" lets interactive requests go before, in a replica's queue.
+    A `priority` "batch" lets interactive requests go before, in a replica's queue. Only requests of one `cache_salt`
+    share what an engine keeps of earlier prompts.
     """
 
     request_id: str
@@ -142,6 +143,7 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     ignore_eos: bool = False
     priority: Priority = "interactive"
+    cache_salt: str = ""
 
     def __post_init__(self) -> None:
         if not self.input_ids:
@@ -150,6 +152,8 @@ class Request:
             raise RequestError(f"max_new_tokens must be a whole number of at least 1, got {self.max_new_tokens!r}.")
         if self.priority not in get_args(Priority):
             raise RequestError(f"priority must be one of {', '.join(get_args(Priority))}, got {self.priority!r}.")
+        if not isinstance(self.cache_salt, str):
+            raise RequestError(f"cache_salt must be text, got {self.cache_salt!r}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +229,12 @@ class Desk(Protocol):
 
     def admit(self, key: int) -> None:
         """The request takes part in the batch from now on."""
+
+    def cached(self, key: int, tokens: int) -> None:
+        """So many tokens of its prompt were computed for earlier requests; said once, before its first new token.
+
+        An engine that keeps nothing of earlier prompts does not call it.
+        """
 
     def emit(self, key: int, token_ids: Sequence[int]) -> None:
         """New tokens of a request, called when the host holds them."""

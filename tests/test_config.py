@@ -33,7 +33,7 @@ OPTIONS = {
     "engine": ["baseline", "simulated", "skotergy", "skotergy_published", "transformers_static"],
     "compare": ["baseline", "default", "none", "simulated", "skotergy", "skotergy_published", "transformers_static"],
     "workload": ["burst16x64", "chat", "concurrency", "decode_256", "mixed_burst", "prefill_longcontext"],
-    "router": ["least_work", "length_aware", "round_robin", "shortest_queue"],
+    "router": ["least_work", "length_aware", "prefix_aware", "round_robin", "shortest_queue"],
     "measure": ["default", "paper", "quick"],
     "report": ["html", "none"],
     "check": ["ci", "none", "reproduce"],

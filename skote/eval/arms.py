@@ -5,10 +5,11 @@ Part of the composition root.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,10 @@ from skote.types import Completion, EngineSpec, Request
 
 @dataclass(slots=True)
 class Arm:
-    """A started arm. `close` belongs to the stack that `start_arm` was given."""
+    """A started arm. `close` belongs to the stack that `start_arm` was given.
+
+    `keeps_prefixes` says that its engine was asked to keep what it computes of prompts.
+    """
 
     name: ArmName
     engine: str
@@ -32,17 +36,29 @@ class Arm:
     backend: Backend
     devices: Sequence[str]
     tpot_slo_ms: float | None
+    keeps_prefixes: bool = False
     warmup_s: list[float] = field(default_factory=list)
 
     def warm_up(self, requests: Sequence[Request]) -> list[Completion]:
         """Run `requests` on every replica, all replicas at once, and return what became of them."""
         completions: list[Completion] = []
         started = time.monotonic()
-        for request in requests:
+        for request in self.salted(requests):
             launches = [replica.generate([request]) for replica in self.replicas]
             completions.extend(completion for launch in launches for completion in launch.result())
         self.warmup_s = [time.monotonic() - started] * len(self.replicas)
         return completions
+
+    def salted(self, requests: Sequence[Request]) -> Sequence[Request]:
+        """`requests` as one pass: where the engine keeps prefixes, they share theirs with each other and with nothing
+        that it was asked before or after.
+
+        The salt is drawn, so that it tells the engine nothing of the pass.
+        """
+        if not self.keeps_prefixes:
+            return requests
+        salt = secrets.token_hex(8)
+        return [replace(request, cache_salt=salt) for request in requests]
 
     @property
     def pids_here(self) -> list[int]:
@@ -145,7 +161,8 @@ def start_arm(
             tpot_slo_ms=router.tpot_slo_ms,
         )
     )
-    return Arm(name, config.name, replicas, dispatcher, load_s, backend, devices, router.tpot_slo_ms)
+    keeps_prefixes = bool(config.options.get("prefix_cache"))
+    return Arm(name, config.name, replicas, dispatcher, load_s, backend, devices, router.tpot_slo_ms, keeps_prefixes)
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:

@@ -210,7 +210,8 @@ class ParityGate:
             self._inconsistent.append(f"{name} {request.request_id}")
 
     def _score(self, name: ArmName, request: Request, ids: Ids) -> Any:  # noqa: ANN401 (logits, see Engine.score)
-        logits = self._arms[name].replicas[0].call("score", request, ids).result()
+        arm = self._arms[name]
+        logits = arm.replicas[0].call("score", arm.salted([request])[0], ids).result()
         check_logits(name, logits, self._vocab)
         return logits
 
@@ -243,5 +244,5 @@ def _outputs(arm: Arm, requests: Sequence[Request]) -> dict[str, Ids]:
             raise EngineError(f"The {arm.name} failed on request {completion.request_id}: {completion.error}")
         outputs[completion.request_id] = completion.output_ids
 
-    run_pass(arm.dispatcher, requests, "closed", 1, note)
+    run_pass(arm.dispatcher, arm.salted(requests), "closed", 1, note)
     return outputs

@@ -305,6 +305,7 @@ class Session:
 
     def _run_pass(self, arm: Arm, step: Pass, idle_pids: list[int]) -> None:
         workload = self.workload
+        requests = arm.salted(workload.blocks[step.block])
         ended: list[tuple[int, Completion]] = []
 
         key = RowKey(arm.name, arm.engine, step.block, step.round, "measure")
@@ -318,7 +319,7 @@ class Session:
 
         meter, start_ns = CpuMeter(idle_pids), time.monotonic_ns()
         try:
-            run_pass(arm.dispatcher, workload.blocks[step.block], workload.load, workload.concurrency, note)
+            run_pass(arm.dispatcher, requests, workload.load, workload.concurrency, note)
         finally:
             self.passes.append(
                 {

@@ -37,14 +37,18 @@ class BatchClosure:
         capacity: positions that a request may take.
         max_batch: rows of a step, at most.
         prefill_chunk: tokens of prompts between two steps, rounded up to whole packs.
+        prefix_cache: keep full pages of prompts for requests that begin with the same tokens.
     """
 
-    def __init__(self, decoder: Decoder, *, capacity: int, max_batch: int, prefill_chunk: int) -> None:
+    def __init__(
+        self, decoder: Decoder, *, capacity: int, max_batch: int, prefill_chunk: int, prefix_cache: bool = False
+    ) -> None:
         spec, weights = decoder.spec, decoder.weights
         self.rows = max_batch
         self._decoder = decoder
         self._device = decoder.device
         self._chunk = prefill_chunk
+        self._prefix_cache = prefix_cache
         itemsize = weights.norm.itemsize
         started = time.monotonic()
         with torch.cuda.device(self._device):
@@ -75,6 +79,7 @@ class BatchClosure:
             self._prefill.warm_up()
             torch.cuda.synchronize()
         self._batch = CudaBatch(self._step, self._prefill)
+        self._list = PageList(self._pages, self._cache.page)
         self._capture_s = time.monotonic() - started
         self._captured = self._captures.count
         self._allocations = allocations(self._device)
@@ -112,12 +117,15 @@ class BatchClosure:
                 self._step.launch(1, position, Choice.GREEDY)
                 rows.append(state.logits[0].clone())
             scored = torch.stack(rows)
+        scheduler.leave(scheduler.seats)
         self._allocations += allocations(self._device) - allocated  # the rows are not a step's
         return scored
 
     def describe(self) -> dict[str, Any]:
         """As `Closure.describe`. Captures and allocations are those since the closure was built."""
         prefill = f"prefill by packs of {self._pieces} x {self._cache.page} tokens"
+        if self._prefix_cache:
+            prefill += ", shared prefixes once"
         return {
             **described(self._decoder, "multi-row", prefill, self._cache),
             "compile_s": self._capture_s,
@@ -135,6 +143,7 @@ class BatchClosure:
         first = max((capacity - repeats) // 2 - 1, 0)
         with torch.cuda.device(self._device):
             self._batch.begin()
+            self._list = PageList(self._pages, self._cache.page)  # these steps write into any page
             state.table[0].copy_(torch.arange(self._cache.pages_per_row))
             state.feed(0, 0, first)
             run = partial(self._step.launch, 1, first + repeats, Choice.GREEDY)
@@ -143,5 +152,12 @@ class BatchClosure:
         return times
 
     def _scheduler(self) -> Scheduler:
-        pages = PageList(self._pages, self._cache.page)
-        return Scheduler(rows=self.rows, pages=pages, pieces=self._pieces, chunk=self._chunk)
+        if not self._prefix_cache or self._list.free < self._list.total:  # a run that held them was broken off
+            self._list = PageList(self._pages, self._cache.page)
+        return Scheduler(
+            rows=self.rows,
+            pages=self._list,
+            pieces=self._pieces,
+            chunk=self._chunk,
+            prefix_cache=self._prefix_cache,
+        )

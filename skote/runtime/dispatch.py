@@ -234,8 +234,9 @@ class ReplicaDispatcher:
         return lane.room(self._options.max_concurrency_per_device)
 
     def _enqueue(self, ticket: Ticket, lanes: Sequence[Lane]) -> Lane:
-        loads = [lane.load for lane in self._with_room(lanes) or lanes]
-        lane = self._lanes[self._policy.choose(loads, len(ticket.request.input_ids))]
+        cap = self._options.max_concurrency_per_device
+        loads = [lane.load(cap) for lane in self._with_room(lanes) or lanes]
+        lane = self._lanes[self._policy.choose(loads, ticket.request)]
         lane.put(ticket)
         return lane
 

@@ -49,6 +49,8 @@ class SkotergyEngine:
         max_batch: requests that are advanced together, joining and leaving between two steps, 1 to 128. Captured steps
             of tier 1 have as many rows, 1 takes the matrix-vector kernels; elsewhere rows take their steps in turn.
         prefill_chunk: tokens of prompts that a batch of captured rows prefills between two steps.
+        prefix_cache: let a batch of captured rows keep full pages of prompts, and serve requests of the same
+            `cache_salt` that begin with the same tokens from them; tokens are the same bits either way.
         warmup_buckets: prompt lengths whose prefill is captured at load; None for the built-in ones.
         compile: compile the decode step (CPU), or capture prefill and step (CUDA).
 
@@ -72,17 +74,20 @@ class SkotergyEngine:
         max_model_len: int | str | None = None,
         max_batch: int = 1,
         prefill_chunk: int = PREFILL_CHUNK,
+        prefix_cache: bool = False,
         warmup_buckets: Sequence[int] | None = None,
         compile: bool = True,
     ) -> None:
         del threads
-        _check_options(max_batch, prefill_chunk, warmup_buckets, compile)
+        _check_options(max_batch, prefill_chunk, warmup_buckets)
+        _check_switches(compile=compile, prefix_cache=prefix_cache)
         gc.collect()  # an engine that is gone has graphs, and one that is destroyed during a capture breaks it
         facts = load_facts(Path(local_dir), layers)
         check_context(max_model_len, facts)
         self._device = torch.device(device)
         self._dtype: torch.dtype = getattr(torch, TORCH_DTYPES[dtype])
         self._max_model_len, self._max_batch, self._prefill_chunk = max_model_len, max_batch, prefill_chunk
+        self._prefix_cache = prefix_cache
         self._bucketed = self._packed = False
         self._warmup_buckets, self._compile = warmup_buckets, compile
         self.facts: ModelFacts
@@ -172,7 +177,11 @@ class SkotergyEngine:
             from skote.runtime.batch_closure import BatchClosure
 
             self._closure = BatchClosure(
-                decoder, capacity=self._capacity, max_batch=rows, prefill_chunk=self._prefill_chunk
+                decoder,
+                capacity=self._capacity,
+                max_batch=rows,
+                prefill_chunk=self._prefill_chunk,
+                prefix_cache=self._prefix_cache,
             )
             return
         notes = [] if refusal is None else [f"Prefill and decode step run on plain ops: {refusal}."]
@@ -212,14 +221,20 @@ class SkotergyEngine:
             notes.append(f"The {self.rows} rows of engine.max_batch take their steps in turn: they share no product.")
         if self._prefill_chunk != PREFILL_CHUNK and not self._packed:
             notes.append("engine.prefill_chunk has no effect: only captured steps of several rows cut prompts.")
+        if self._prefix_cache and not self._packed:
+            notes.append("engine.prefix_cache has no effect: only captured steps of several rows have pages to share.")
         if self._warmup_buckets is not None and not self._bucketed:
             notes.append("engine.warmup_buckets has no effect: only the single-row kernels prefill by buckets.")
         return notes
 
 
-def _check_options(max_batch: int, prefill_chunk: int, warmup_buckets: Sequence[int] | None, compiled: bool) -> None:
-    if not isinstance(compiled, bool):
-        raise UsageError(f"engine.compile={compiled} must be true or false.")
+def _check_switches(**switches: bool) -> None:
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise UsageError(f"engine.{name}={value} must be true or false.")
+
+
+def _check_options(max_batch: int, prefill_chunk: int, warmup_buckets: Sequence[int] | None) -> None:
     if not isinstance(max_batch, int) or not 1 <= max_batch <= SIZES[-1]:
         raise UsageError(f"engine.max_batch={max_batch} must lie between 1 and {SIZES[-1]}.")
     if not isinstance(prefill_chunk, int) or prefill_chunk < 1:

@@ -101,10 +101,11 @@ class Lane:
         rows = self.replica.rows
         return _UNBOUNDED if rows is None else max(0, rows - self.running)
 
-    @property
-    def load(self) -> Load:
-        """What a policy may know."""
-        return Load(self.replica.index, len(self.queue) + self.running, self.tokens, self.mean_prompt_tokens)
+    def load(self, most_launches: int) -> Load:
+        """What a policy may know of a replica of which `most_launches` may be in flight."""
+        waiting = len(self.queue)
+        free = max(0, min(most_launches - self.in_flight, self.room(most_launches)) - waiting)
+        return Load(self.replica.index, waiting + self.running, self.tokens, self.mean_prompt_tokens, free)
 
     @property
     def counts(self) -> ReplicaCounts:

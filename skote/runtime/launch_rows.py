@@ -22,6 +22,7 @@ class Part(NamedTuple):
     finish_reason: FinishReason | None
     error: str | None
     cancelled: bool
+    cached_tokens: int | None
 
 
 class RowRecord:
@@ -30,12 +31,14 @@ class RowRecord:
     Attributes:
         admitted_ns: when the engine took it; None before.
         cancelled: some of it was dropped, since nobody waited for it any more.
+        cached_tokens: of its prompt, taken from a cache of earlier ones; None where the engine does not count them.
     """
 
     def __init__(self, request: Request, engine: str) -> None:
         self.request = request
         self.admitted_ns: int | None = None
         self.cancelled = False
+        self.cached_tokens: int | None = None
         self._engine = engine
         self._output_ids: list[int] = []
         self._chunk_ns: list[int] = []
@@ -74,4 +77,5 @@ class RowRecord:
             None if self.cancelled else reason,
             error,
             self.cancelled,
+            self.cached_tokens,
         )

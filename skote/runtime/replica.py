@@ -71,6 +71,7 @@ class _Launch(_Call):
                     error=part.error or ("The request was cancelled." if part.cancelled else None),
                     replica=self._replica,
                     device=self._device,
+                    cached_tokens=part.cached_tokens,
                 )
                 for request, part in zip(self.requests, parts, strict=True)
             ]

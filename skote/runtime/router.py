@@ -67,7 +67,7 @@ class Router:
         local_dir: a checkpoint directory with its tokenizer.
         devices: a count, "all", "cpu", "cuda:1" or a list; None takes what the machine has.
         dtype: fp32 (also where None), tf32, bf16 or fp16.
-        policy: round_robin (also where None), shortest_queue, least_work or length_aware.
+        policy: round_robin (also where None), shortest_queue, least_work, length_aware or prefix_aware.
         max_concurrency_per_device: launches that a replica may hold at one time; 1 where None.
         microbatch_window_ms: how long a request may wait for others to share its launch; 0 is off.
         microbatch_max: the most requests of a launch.

@@ -6,6 +6,11 @@ fixed number of tokens, so that the rows that run keep their pace. After its pro
 are always the first ones: where one is left, the last takes its place, and a step is as wide as the smallest of a few
 sizes that covers them.
 
+With a prefix cache, full pages of a prompt are entered into the list as they are prefilled, and a prompt that begins
+with the same tokens takes them instead of computing its own: when it is admitted, and once more as its turn comes,
+since requests that arrive together find nothing before. Work is queued in order, so that a page need not be computed
+yet to be taken: not even in the same pack.
+
 Seat, row and pages are free again as soon as nothing more is asked of the device for a request: what is asked later
 runs later.
 """
@@ -17,7 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from skote.runtime.page_list import PageList
+from skote.runtime.page_list import PageList, page_digests
 from skote.types import CapacityError, Request
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -35,7 +40,9 @@ class Seat:
 
     Attributes:
         pages: of the cache, in the order of its positions.
-        filled: tokens of its prompt that the device was asked to prefill.
+        digests: of the pages of its prompt that others may share; none without a prefix cache.
+        cached: tokens of its prompt on pages that were computed for others; None without a prefix cache.
+        filled: tokens of its prompt that were computed for others, or that the device was asked to prefill.
         asked, heard: new tokens that the device was asked for, and that have come.
         row: where it runs; None before and after.
         over: nobody waits for another token of it.
@@ -44,6 +51,8 @@ class Seat:
     key: int
     request: Request
     pages: tuple[int, ...] = ()
+    digests: tuple[bytes, ...] = ()
+    cached: int | None = None
     filled: int = 0
     asked: int = 0
     heard: int = 0
@@ -117,16 +126,18 @@ class Scheduler:
 
     Args:
         rows: the most requests that hold a seat at one time.
-        pages: all of the cache, free.
+        pages: all of the cache, held by nobody.
         pieces: how many pages of prompts one pack may hold.
         chunk: tokens of prompts between two steps, rounded up to packs.
+        prefix_cache: enter full pages of prompts into `pages`, and take those that are there.
     """
 
-    def __init__(self, *, rows: int, pages: PageList, pieces: int, chunk: int) -> None:
+    def __init__(self, *, rows: int, pages: PageList, pieces: int, chunk: int, prefix_cache: bool = False) -> None:
         self._rows = rows
         self._pages = pages
         self._pieces = pieces
         self._chunk = chunk
+        self._prefix_cache = prefix_cache
         self._sizes = sizes_for(rows)
         self._waiting: deque[Seat] = deque()
         self._filling: list[Seat] = []
@@ -151,6 +162,9 @@ class Scheduler:
                 f"Request {request.request_id!r} needs {needed} pages of {self._pages.size} positions, the cache has "
                 f"{self._pages.total}: shorten the prompt, ask for fewer tokens, or lower engine.max_model_len."
             )
+        if self._prefix_cache:
+            seat.digests = page_digests(request.input_ids, self._pages.size, request.cache_salt)
+            seat.cached = 0
         self._waiting.append(seat)
 
     def admit(self) -> list[Seat]:
@@ -158,10 +172,13 @@ class Scheduler:
         admitted = []
         while self._waiting and len(self._filling) + len(self._running) < self._rows:
             seat = self._waiting[0]
-            needed = self._pages.needed(seat.positions)
-            if needed > self._pages.free:
+            shared = self._pages.share(seat.digests)
+            own = self._pages.needed(seat.positions) - len(shared)
+            if own > self._pages.free:
+                self._pages.give(shared)
                 break
-            seat.pages = self._pages.take(needed)
+            seat.pages = shared + self._pages.take(own)
+            self._skip(seat, len(shared))
             admitted.append(self._waiting.popleft())
             self._filling.append(seat)
         return admitted
@@ -209,12 +226,32 @@ class Scheduler:
         pieces: list[Piece] = []
         size = self._pages.size
         for seat in self._filling:
+            self._swap(seat)
             length = len(seat.request.input_ids)
             for start in range(seat.filled, length, size):
                 if len(pieces) == self._pieces:
                     return pieces
                 pieces.append(Piece(seat, start, min(start + size, length)))
+                page = start // size
+                if page < len(seat.digests):
+                    self._pages.enter(seat.pages[page], seat.digests[page])
         return pieces
+
+    def _swap(self, seat: Seat) -> None:
+        """Take the pages that were entered since the seat got its own, and give those back."""
+        first = seat.filled // self._pages.size
+        shared = self._pages.share(seat.digests[first:])
+        if shared:
+            last = first + len(shared)
+            self._pages.give(seat.pages[first:last])
+            seat.pages = seat.pages[:first] + shared + seat.pages[last:]
+            self._skip(seat, len(shared))
+
+    def _skip(self, seat: Seat, pages: int) -> None:
+        """Leave out `pages` pages of the seat's prompt that were computed for others."""
+        if seat.cached is not None:
+            seat.cached += pages * self._pages.size
+            seat.filled += pages * self._pages.size
 
     def _release(self, seats: Iterable[Seat]) -> list[Change]:
         """Take back what the seats hold; one that holds nothing is passed over."""

@@ -104,6 +104,10 @@ class Serving:
             mark = self._device.step(work.size, work.seats)
             awaited = list(enumerate(work.seats))
         self._pending.append((mark, awaited))
+        if isinstance(work, Pack):
+            for _, seat in awaited:
+                if seat.cached is not None:
+                    self._desk.cached(seat.key, seat.cached)
         self._apply(self._scheduler.launched(work))
 
     def _hear(self) -> None:
@@ -165,6 +169,9 @@ class ListDesk:
         return False
 
     def admit(self, key: int) -> None:
+        """Nobody asks."""
+
+    def cached(self, key: int, tokens: int) -> None:
         """Nobody asks."""
 
     def emit(self, key: int, token_ids: Sequence[int]) -> None:

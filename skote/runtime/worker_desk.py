@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from typing import Protocol
 
 from skote.runtime.launch_rows import CLOCK, Part, RowRecord
@@ -77,6 +78,10 @@ class WorkerDesk:
     def admit(self, key: int) -> None:
         """As `Desk.admit`."""
         self._rows[key][2].admitted_ns = CLOCK()
+
+    def cached(self, key: int, tokens: int) -> None:
+        """As `Desk.cached`."""
+        self._rows[key][2].cached_tokens = index(tokens)
 
     def emit(self, key: int, token_ids: Sequence[int]) -> None:
         """As `Desk.emit`; what comes after a cancel is dropped."""

@@ -25,6 +25,9 @@ class Arm:
         self.replicas = [self]
         self.seen, self.scored = [], []
 
+    def salted(self, requests):
+        return requests
+
     def dispatch(self, request):
         self.seen.append(request)
         failed = self._error is not None

@@ -126,13 +126,14 @@ class FakeDesk:
     Attributes:
         turn: calls so far.
         admitted: keys in the order of admission.
-        tokens, ends: by key; an end is a reason, None for a cancelled one, or the sentence of a failure.
+        tokens, cached_tokens, ends: by key; an end is a reason, None for a cancelled one, or the sentence of a failure.
     """
 
     def __init__(self, arrivals: dict[int, list[tuple[int, Request]]], cancels: dict[int, list[int]]) -> None:
         self.turn = 0
         self.admitted: list[int] = []
         self.tokens: dict[int, list[int]] = {}
+        self.cached_tokens: dict[int, int] = {}
         self.ends: dict[int, FinishReason | str | None] = {}
         self.arrived_at: dict[int, int] = {}
         self.cancelled_at: dict[int, int] = {}
@@ -155,6 +156,12 @@ class FakeDesk:
     def admit(self, key: int) -> None:
         assert key not in self.admitted
         self.admitted.append(key)
+
+    def cached(self, key: int, tokens: int) -> None:
+        assert key in self.admitted
+        assert key not in self.cached_tokens
+        assert not self.tokens[key]
+        self.cached_tokens[key] = tokens
 
     def emit(self, key: int, token_ids: Sequence[int]) -> None:
         assert key in self.admitted

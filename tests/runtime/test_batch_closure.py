@@ -6,7 +6,7 @@ What it shows is where rows, pages and tokens go; the kernels' own bits are the 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +31,8 @@ from skote.model.weights import DecoderWeights, LayerWeights
 from skote.runtime import batch_closure, batch_step, gemm_chain, kernel_sets, packed_prefill, prompt_ops, token_choice
 from skote.runtime.batch_closure import BatchClosure
 from skote.runtime.plain_closure import PlainClosure
-from skote.types import EngineError, Request, Sampling
+from skote.runtime.serving import ListDesk
+from skote.types import Emit, EngineError, Request, Sampling
 
 SPEC = DecoderSpec(97, 32, 48, 2, 4, 2, 16, 1e-5, 1024, RopeSpec(10000.0), False, ())
 CAPACITY = 700
@@ -237,3 +238,88 @@ def test_what_ran_is_described(weights: DecoderWeights) -> None:
     assert described["cache_positions"] == 3 * 768
     assert "packs of 4 x 128 tokens" in described["tier_reason"]
     assert described["paths"]["qkv_gemm"]["triton"] > 0
+
+
+class CountingDesk(ListDesk):
+    """Notes what came from earlier prompts."""
+
+    def __init__(self, requests: Sequence[Request], emit: Emit) -> None:
+        super().__init__(requests, emit)
+        self.cached_tokens: dict[int, int] = {}
+
+    def cached(self, key: int, tokens: int) -> None:
+        assert key not in self.cached_tokens
+        self.cached_tokens[key] = tokens
+
+
+def served(closure: BatchClosure, requests: list[Request]) -> tuple[list[list[int]], dict[int, int]]:
+    """Each request's tokens and how many of its prompt's were cached."""
+    out: list[list[int]] = [[] for _ in requests]
+    desk = CountingDesk(requests, lambda row, new: out[row].extend(new))
+    with torch.no_grad():
+        closure.serve(desk, lambda _: None)
+    return out, desk.cached_tokens
+
+
+HEAD = prompt(300)
+CUTS = ((300, 1), (300, 40), (256, 1), (256, 129), (255, 1), (255, 2), (128, 200), (127, 90), (300, 300), (100, 5))
+SHARING = [
+    Request(f"s{cut}-{tail}", HEAD[:cut] + prompt(1000 + tail)[:tail], 5,
+            Sampling(0.9, seed=tail) if tail % 2 else Sampling(), ignore_eos=True)
+    for cut, tail in CUTS
+]  # fmt: skip
+
+
+class TestPrefixCache:
+    def test_tokens_are_those_of_a_run_without_it(self, weights: DecoderWeights) -> None:
+        expected = generated(build(weights, 4), SHARING)
+        for rows, chunk in ((4, 512), (2, 128), (10, 512)):
+            closure = build(weights, rows, prefill_chunk=chunk, prefix_cache=True)
+            tokens, cached = served(closure, SHARING)
+            assert tokens == expected
+            assert cached == {0: 0, 1: 256, 2: 256, 3: 256, 4: 128, 5: 128, 6: 128, 7: 0, 8: 256, 9: 0}
+            tokens, cached = served(closure, SHARING[::-1])
+            assert tokens == expected[::-1]
+            if rows > 2:  # whose pages are enough to keep all
+                assert [cached[9 - row] for row in range(10)] == [256, 256, 256, 384, 128, 256, 256, 128, 512, 0]
+
+    def test_scores_are_the_same_bits(self, weights: DecoderWeights) -> None:
+        closure, plain = build(weights, 4, prefix_cache=True), build(weights, 4)
+        with torch.no_grad():
+            for request in SHARING * 2:
+                assert torch.equal(closure.score(request, prompt(4)), plain.score(request, prompt(4)))
+        assert served(closure, SHARING[:1])[1] == {0: 256}
+
+    def test_salts_part_what_is_kept(self, weights: DecoderWeights) -> None:
+        closure = build(weights, 4, prefix_cache=True)
+        salted = replace(SHARING[0], cache_salt="a")
+        assert [served(closure, [each])[1][0] for each in (SHARING[0], salted, salted)] == [0, 0, 256]
+
+    def test_off_it_counts_nothing(self, weights: DecoderWeights) -> None:
+        assert served(build(weights, 4), SHARING[:2])[1] == {}
+
+    def test_pages_are_forgotten_where_others_wrote_or_a_run_was_broken_off(
+        self, weights: DecoderWeights, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def no_times(run: Callable[[], object], *, repeats: int) -> list[object]:
+            run()
+            return []
+
+        monkeypatch.setattr(batch_closure, "kernel_times", no_times)
+        closure = build(weights, 4, prefix_cache=True)
+        expected, cached = served(closure, SHARING[:1])
+        with torch.no_grad():
+            closure.profile_step()
+        assert served(closure, SHARING[:1]) == (expected, cached)
+
+        def enough(row: int, new: Sequence[int]) -> None:
+            raise EngineError("enough")
+
+        with torch.no_grad(), pytest.raises(EngineError, match="enough"):
+            closure.generate(SHARING[:1], enough)
+        assert served(closure, SHARING[:1]) == (expected, cached)
+        assert served(closure, SHARING[:1]) == (expected, {0: 256})
+
+    def test_it_says_that_it_is_on(self, weights: DecoderWeights) -> None:
+        assert "shared prefixes once" in build(weights, 2, prefix_cache=True).describe()["tier_reason"]
+        assert "prefix" not in build(weights, 2).describe()["tier_reason"]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -103,6 +104,7 @@ class Visitors:
         self.turn = 0
         self.tokens: dict[int, list[int]] = {}
         self.ends: dict[int, FinishReason | None] = {}
+        self.cached_tokens: dict[int, int] = {}
         self._requests = requests
         self._came: dict[int, int] = {}
 
@@ -119,6 +121,9 @@ class Visitors:
 
     def admit(self, key: int) -> None:
         pass
+
+    def cached(self, key: int, tokens: int) -> None:
+        self.cached_tokens[key] = tokens
 
     def emit(self, key: int, token_ids: Sequence[int]) -> None:
         self.tokens[key].extend(token_ids)
@@ -187,3 +192,32 @@ def test_the_memory_of_the_cache_follows_real_lengths(tmp_path: Path) -> None:
     closure._pages = 6  # one request of the longest kind, or three to six of these
     alone = [tokens(engine, [request])[0] for request in COMPANIONS[:12]]
     assert tokens(engine, COMPANIONS[:12]) == alone
+
+
+@pytest.mark.parametrize(("dtype", "wide"), [("bf16", False), ("fp32", False), ("bf16", True)])
+def test_shared_prefixes_change_no_bit(tmp_path: Path, dtype: str, wide: bool) -> None:
+    """Prompts that begin alike, alone and together, from pages that were kept and from pages of the same pack."""
+    plain = build(tmp_path, rows=8, dtype=dtype, wide=wide)
+    keeping = build(tmp_path, rows=8, dtype=dtype, wide=wide, prefix_cache=True)
+    head = prompt(520)
+    requests = [
+        Request(f"s{cut}-{tail}", head[:cut] + prompt(tail, 1), 20, Sampling(0.9, seed=cut) if cut % 2 else Sampling(),
+                ignore_eos=True)
+        for cut, tail in ((130, 20), (256, 1), (256, 129), (300, 300), (385, 70), (512, 100), (520, 1), (127, 90))
+    ]  # fmt: skip
+    forced = prompt(6)
+    expected = [tokens(plain, [request])[0] for request in requests]
+    scores = [plain.score(request, forced) for request in requests]
+    assert tokens(keeping, requests) == expected
+    assert tokens(keeping, requests[::-1]) == expected[::-1]
+    assert [tokens(keeping, [request])[0] for request in requests] == expected
+    for request, score in zip(requests, scores, strict=True):
+        assert np.array_equal(keeping.score(request, forced), score)
+    desk = Visitors(requests)
+    while len(desk.ends) < len(requests):
+        keeping.serve(desk)
+    page = keeping._closure._cache.page  # type: ignore[attr-defined]
+    whole = {key: (len(request.input_ids) - 1) // page * page for key, request in enumerate(requests)}
+    assert whole.keys() - desk.cached_tokens.keys() <= {6}  # which is cancelled
+    assert desk.cached_tokens.items() <= whole.items()
+    assert keeping.describe()["captures_after_warmup"] == 0

@@ -254,12 +254,15 @@ class TestLimits:
 
 class TestOptions:
     def test_options_that_have_no_effect_here_are_noted(self, make_checkpoint: Make) -> None:
-        described = build(make_checkpoint(), max_batch=3, prefill_chunk=64, warmup_buckets=[64]).describe()
+        described = build(
+            make_checkpoint(), max_batch=3, prefill_chunk=64, prefix_cache=True, warmup_buckets=[64]
+        ).describe()
 
         assert described["max_batch"] == 3
         assert [note.split(" of ")[0] for note in described["notes"]] == [
             "The 3 rows",
             "engine.prefill_chunk has no effect: only captured steps",
+            "engine.prefix_cache has no effect: only captured steps",
             "engine.warmup_buckets has no effect: only the single-row kernels prefill by buckets.",
         ]
         assert build(make_checkpoint()).describe()["notes"] == []
@@ -281,7 +284,14 @@ class TestOptions:
             build(make_checkpoint(), warmup_buckets=[32, bucket])
 
     @pytest.mark.parametrize(
-        ("name", "value"), [("warmup_buckets", 256), ("warmup_buckets", "256"), ("compile", "few"), ("compile", None)]
+        ("name", "value"),
+        [
+            ("warmup_buckets", 256),
+            ("warmup_buckets", "256"),
+            ("compile", "few"),
+            ("compile", None),
+            ("prefix_cache", 1),
+        ],
     )
     def test_options_of_another_kind_are_refused(self, make_checkpoint: Make, name: str, value: object) -> None:
         with pytest.raises(UsageError, match=rf"engine\.{name}={value} must be (true or false|a list of prompt)"):

@@ -67,6 +67,9 @@ class Desk:
     def admit(self, key: int) -> None:
         pass
 
+    def cached(self, key: int, tokens: int) -> None:
+        pass
+
     def emit(self, key: int, token_ids: Sequence[int]) -> None:
         self.tokens[key].extend(token_ids)
 
@@ -210,6 +213,8 @@ class Broken:
         for key, request in desk.arrivals():
             desk.admit(key)
             desk.emit(key, (5,))
+            if request.request_id == "count":
+                desk.cached(key, 128)
             if request.request_id == "raise":
                 raise RuntimeError("device lost")
             if request.request_id != "forget":
@@ -227,6 +232,7 @@ def test_what_an_engine_breaks_or_forgets_fails_with_a_sentence(
         outcomes = [
             replica.generate([Request(name, (1,), 1)]).result(WAIT_S)[0] for name in ("raise", "good", "forget", "good")
         ]
+        assert replica.generate([Request("count", (1,), 1)]).result(WAIT_S)[0].cached_tokens == 128
     assert [each.error for each in outcomes] == [
         "Broken.serve failed with RuntimeError: device lost",
         None,
@@ -234,3 +240,4 @@ def test_what_an_engine_breaks_or_forgets_fails_with_a_sentence(
         None,
     ]
     assert {each.output_ids for each in outcomes} == {(5,)}
+    assert {each.cached_tokens for each in outcomes} == {None}

@@ -65,6 +65,17 @@ def test_each_launch_is_answered_as_it_ends() -> None:
     assert kept.ticks == 2
 
 
+def test_cached_tokens_are_those_that_the_engine_names() -> None:
+    kept = Kept(request("a"), request("b"))
+    a, b = (key for key, _ in kept.desk.arrivals())
+    kept.desk.admit(a)
+    kept.desk.cached(a, 0)
+    kept.desk.end(a, "length")
+    kept.desk.end(b, "length")
+    ((_, parts),) = kept.answers
+    assert [part.cached_tokens for part in parts] == [0, None]
+
+
 def test_a_launch_of_several_rows_waits_for_all_of_them_and_keeps_their_order() -> None:
     kept = Kept(request("a"), request("b"), request("c"))
     a, b, c = (key for key, _ in kept.desk.arrivals())

@@ -1,0 +1,103 @@
+"""Every policy behind a dispatcher, over replicas that end launches at random: caps hold, and none is lost."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+import pytest
+
+from skote.runtime.dispatch import ReplicaDispatcher
+from skote.runtime.policies import POLICIES, PREFIX_BLOCK
+from skote.types import Completion, Request
+
+WAIT_S = 10.0
+
+
+class Held:
+    """A replica whose launches the test ends."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.device = f"test:{index}"
+        self.death: str | None = None
+        self.seen: Counter[str] = Counter()
+        self.running: list[tuple[Sequence[Request], Future[list[Completion]]]] = []
+
+    def generate(self, requests: Sequence[Request]) -> Future[list[Completion]]:
+        future: Future[list[Completion]] = Future()
+        self.seen.update(request.request_id for request in requests)
+        self.running.append((requests, future))
+        return future
+
+    def cancel(self, launch: Future[list[Completion]], row: int) -> None:
+        raise AssertionError("nothing is cancelled")
+
+    def restart(self) -> None:
+        raise AssertionError("nothing ends")
+
+    def end(self, place: int) -> None:
+        requests, future = self.running.pop(place)
+        future.set_result(
+            [
+                Completion(each.request_id, len(each.input_ids), (), (), 0, None, 0, "ok", replica=self.index)
+                for each in requests
+            ]
+        )
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("cap", [1, 4])
+def test_the_cap_holds_and_each_request_is_answered_once_and_as_itself(policy: str, cap: int) -> None:
+    draw = random.Random(f"{policy}/{cap}")
+    replicas = [Held(index) for index in range(3)]
+    heads = [tuple(draw.choices(range(90), k=draw.randint(0, 5 * PREFIX_BLOCK))) for _ in range(5)]
+    requests = [Request(str(number), (*draw.choice(heads), number), draw.randint(1, 50)) for number in range(300)]
+    futures = []
+    with ReplicaDispatcher(replicas, policy, max_concurrency_per_device=cap) as dispatcher:
+        for request in requests:
+            futures.append(dispatcher.dispatch(request))
+            for replica in replicas:
+                assert len(replica.running) <= cap
+                if replica.running and draw.random() < 0.3:
+                    replica.end(draw.randrange(len(replica.running)))
+        while any(replica.running for replica in replicas):
+            for replica in replicas:
+                assert len(replica.running) <= cap
+                if replica.running:
+                    replica.end(draw.randrange(len(replica.running)))
+        results = [future.result(WAIT_S) for future in futures]
+        counts = dispatcher.counts
+    assert [result.request_id for result in results] == [request.request_id for request in requests]
+    seen = sum((replica.seen for replica in replicas), Counter())
+    assert seen == Counter(request.request_id for request in requests)
+    assert sum(count.dispatched for count in counts) == 300
+    assert max(count.in_flight_peak for count in counts) <= cap
+
+
+def test_prompts_that_begin_alike_share_a_replica_until_it_has_no_room() -> None:
+    replicas = [Held(index) for index in range(2)]
+    first, second = ((head,) * 2 * PREFIX_BLOCK for head in (1, 2))
+
+    def went_to(head: tuple[int, ...], tail: int) -> int:
+        dispatcher.dispatch(Request("r", (*head, tail), 1))
+        return next(
+            replica.index for replica in replicas if tail in {each[0].input_ids[-1] for each, _ in replica.running}
+        )
+
+    with ReplicaDispatcher(replicas, "prefix_aware", max_concurrency_per_device=3) as dispatcher:
+        assert [went_to(head, tail) for tail, head in enumerate((first, second, first, second, first), 10)] == [
+            0,
+            1,
+            0,
+            1,
+            0,
+        ]
+        assert went_to(first, 20) == 1  # the other one has a slot left
+        replicas[0].end(0)
+        assert went_to(first, 21) == 0
+        for replica in replicas:
+            while replica.running:
+                replica.end(0)
