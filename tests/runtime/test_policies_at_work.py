@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import pytest
@@ -18,6 +18,8 @@ WAIT_S = 10.0
 
 class Held:
     """A replica whose launches the test ends."""
+
+    rows: int | None = None
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -34,6 +36,9 @@ class Held:
 
     def cancel(self, launch: Future[list[Completion]], row: int) -> None:
         raise AssertionError("nothing is cancelled")
+
+    def watch_pace(self, heard: Callable[[int], None]) -> None:
+        raise AssertionError("there is no limit to keep")
 
     def restart(self) -> None:
         raise AssertionError("nothing ends")
