@@ -139,8 +139,8 @@ def test_options_of_an_arm_can_be_overridden_and_added() -> None:
     engine = EngineConfig.of(settings.engine)
     assert (engine.name, engine._target_) == ("skotergy", "skote.runtime.engine.SkotergyEngine")
     assert engine.options == {
-        "max_model_len": "auto", "max_batch": 1, "warmup_buckets": [64, 128], "prefill_chunk": 512, "prefix_cache": False,
-        "compile": False, "own": 3,
+        "max_model_len": "auto", "max_batch": 1, "warmup_buckets": [64, 128], "prefill_chunk": 512,
+        "prefix_cache": False, "compile": False, "own": 3,
     }  # fmt: skip
     assert EngineConfig.of(settings.compare).options == {"attention": "eager"}
 
