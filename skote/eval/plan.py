@@ -148,8 +148,8 @@ def _check_numbers(settings: RunConfig) -> None:
     timeout_s = settings.measure.start_timeout_s
     if not 0 < timeout_s <= threading.TIMEOUT_MAX:
         raise UsageError(f"measure.start_timeout_s must be a number of seconds above 0, got {timeout_s:g}.")
-    for router in (settings.router, other_router(settings)):
-        _check_router(router)
+    _check_router("router", settings.router)
+    _check_router("other.router", other_router(settings))
 
 
 def other_router(settings: RunConfig) -> RouterConfig:
@@ -169,7 +169,7 @@ def other_router(settings: RunConfig) -> RouterConfig:
     return router
 
 
-def _check_router(router: RouterConfig) -> None:
+def _check_router(name: str, router: RouterConfig) -> None:
     try:
         DispatchOptions(
             router.policy,
@@ -182,7 +182,7 @@ def _check_router(router: RouterConfig) -> None:
         )
         check_hang_s(router.hang_s)
     except UsageError as error:
-        raise UsageError(f"router.{error}") from None  # their sentences begin with the option's name
+        raise UsageError(f"{name}.{error}") from None  # their sentences begin with the option's name
 
 
 def _stop_rule(settings: RunConfig, *, compare: bool) -> StopRule | None:

@@ -26,7 +26,7 @@ class Replica:
 
 
 def arm(*replicas, keeps_prefixes):
-    return Arm("candidate", "odd", list(replicas), None, [], [], keeps_prefixes)
+    return Arm("candidate", "odd", list(replicas), None, [], None, [], None, keeps_prefixes)
 
 
 def test_each_pass_has_a_salt_of_its_own_which_all_its_requests_share():
