@@ -207,8 +207,10 @@ def test_a_sweep_with_a_job_that_cannot_run_is_refused_before_its_first(command,
         "skote-eval: Nothing was run: 3 of the sweep's 4 jobs cannot.",
         "skote-eval: job 0 (workload.blocks=0 router.microbatch_max=8): workload.blocks must be at least 1, got 0.",
         "skote-eval: job 1 (workload.blocks=0 router.microbatch_max=0): workload.blocks must be at least 1, got 0.",
-        "skote-eval: job 3 (workload.blocks=2 router.microbatch_max=0): router.microbatch_max must be a whole number of at "
-        "least 1, got 0.",
+        (
+            "skote-eval: job 3 (workload.blocks=2 router.microbatch_max=0): "
+            "router.microbatch_max must be a whole number of at least 1, got 0."
+        ),
     ]
     cells = json.loads((tmp_path / "sweep" / "sweep.json").read_text(encoding="utf-8"))["cells"]
     assert {cell["directory"]: cell["state"] for cell in cells} == {
