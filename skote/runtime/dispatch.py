@@ -78,7 +78,8 @@ class ReplicaDispatcher:
         self._policy = new_policy(options.policy)
         self._window_ns = round(options.microbatch_window_ms * 1e6)
         self._batch_max = options.microbatch_max if self._window_ns else 1
-        self._lanes = {replica.index: Lane(replica) for replica in sorted(replicas, key=lambda each: each.index)}
+        cap = options.max_concurrency_per_device
+        self._lanes = {each.index: Lane(each, cap) for each in sorted(replicas, key=lambda each: each.index)}
         if len(self._lanes) != len(replicas):
             raise UsageError("Every replica of a dispatcher needs an index of its own.")
         self._events: list[ReplicaEvent] = []
@@ -138,7 +139,7 @@ class ReplicaDispatcher:
                 self._tickets[ticket.future] = ticket
                 lane = self._enqueue(ticket, lanes)
                 launches = self._take_launches(lane)
-                lane.slowed += ticket in lane.queue and lane.is_slowed(self._options.max_concurrency_per_device)
+                lane.slowed += ticket in lane.queue and lane.is_slowed
                 self._changed.notify()
         if refusal is not None:
             ticket.future.set_result(_refused(ticket, *refusal))
@@ -227,15 +228,11 @@ class ReplicaDispatcher:
         return [
             lane
             for lane in lanes
-            if len(lane.queue) < most or (lane.alive and len(lane.queue) < min(self._batch_max, self._room(lane)))
+            if len(lane.queue) < most or (lane.alive and len(lane.queue) < min(self._batch_max, lane.room))
         ]
 
-    def _room(self, lane: Lane) -> int:
-        return lane.room(self._options.max_concurrency_per_device)
-
     def _enqueue(self, ticket: Ticket, lanes: Sequence[Lane]) -> Lane:
-        cap = self._options.max_concurrency_per_device
-        loads = [lane.load(cap) for lane in self._with_room(lanes) or lanes]
+        loads = [lane.load for lane in self._with_room(lanes) or lanes]
         lane = self._lanes[self._policy.choose(loads, ticket.request)]
         lane.put(ticket)
         return lane
@@ -245,7 +242,7 @@ class ReplicaDispatcher:
         if not lane.alive:
             return self._abandon(lane)
         launches: list[_Launch] = []
-        while lane.queue and (room := self._room(lane)):
+        while lane.queue and (room := lane.room):
             most = min(self._batch_max, room)
             size = lane.queue.batch_size(most)
             greedy = lane.queue.first.request.sampling.greedy
@@ -269,12 +266,10 @@ class ReplicaDispatcher:
             while lane.queue:  # it answers them at once, with its sentence
                 lost.append((lane, lane.take(lane.queue.batch_size(len(lane.queue)))))
             return lost
-        others = []
         for ticket in list(lane.queue):
             lane.withdraw(ticket)
-            others.append(self._enqueue(ticket, lanes))
-        return [launch for other in {each.replica.index: each for each in others}.values()
-                for launch in self._take_launches(other)]  # fmt: skip
+            self._enqueue(ticket, lanes)
+        return [launch for other in lanes for launch in self._take_launches(other)]
 
     def _note_end(self, lane: Lane) -> None:
         """Remember that a replica has ended, and start it again where that may be."""
@@ -359,7 +354,7 @@ class ReplicaDispatcher:
             self._launch(launches)
 
     def _seconds_to_next_window(self) -> float | None:
-        open_lanes = [lane for lane in self._lanes.values() if lane.alive and lane.queue and self._room(lane)]
+        open_lanes = [lane for lane in self._lanes.values() if lane.alive and lane.queue and lane.room]
         if not open_lanes:
             return None
         return max(0.0, min(map(self._deadline_ns, open_lanes)) - time.monotonic_ns()) / 1e9

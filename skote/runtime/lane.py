@@ -61,9 +61,13 @@ class ReplicaCounts:
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """Guarded by its dispatcher's lock. `reviving` and `given_up` tell what becomes of a replica that has ended."""
+    """Guarded by its dispatcher's lock. `reviving` and `given_up` tell what becomes of a replica that has ended.
+
+    At most `most_launches` may be in flight.
+    """
 
     replica: Launcher
+    most_launches: int
     guard: TpotGuard | None = None
     queue: Waiting = field(default_factory=Waiting)
     running: int = 0  # requests in unanswered launches
@@ -83,29 +87,35 @@ class Lane:
         """Whether it can take a launch."""
         return self.replica.death is None and not self.reviving
 
-    def room(self, most_launches: int) -> int:
-        """How many requests a replica that lives may be given now, where `most_launches` may be in flight.
+    @property
+    def room(self) -> int:
+        """How many requests a replica that lives may be given now.
 
         No more than the engine has rows for: what it queued by itself would lose its priority.
         """
-        room = self._unguarded_room(most_launches)
+        room = self._unguarded_room
         return room if self.guard is None else max(0, min(room, self.guard.most - self.running))
 
-    def is_slowed(self, most_launches: int) -> bool:
+    @property
+    def is_slowed(self) -> bool:
         """Whether there is no room for the guard's sake alone."""
-        return self.guard is not None and self.running >= self.guard.most and self._unguarded_room(most_launches) > 0
+        return self.guard is not None and self.running >= self.guard.most and self._unguarded_room > 0
 
-    def _unguarded_room(self, most_launches: int) -> int:
-        if self.in_flight >= most_launches:
+    @property
+    def _unguarded_room(self) -> int:
+        if self.in_flight >= self.most_launches:
             return 0
         rows = self.replica.rows
         return _UNBOUNDED if rows is None else max(0, rows - self.running)
 
-    def load(self, most_launches: int) -> Load:
-        """What a policy may know of a replica of which `most_launches` may be in flight."""
+    @property
+    def load(self) -> Load:
+        """What a policy may know of the replica."""
         waiting = len(self.queue)
-        free = max(0, min(most_launches - self.in_flight, self.room(most_launches)) - waiting)
-        return Load(self.replica.index, waiting + self.running, self.tokens, self.mean_prompt_tokens, free)
+        free = max(0, min(self.most_launches - self.in_flight, self.room) - waiting)
+        return Load(
+            self.replica.index, waiting + self.running, self.tokens, self.mean_prompt_tokens, free, self.restarts
+        )
 
     @property
     def counts(self) -> ReplicaCounts:

@@ -40,6 +40,8 @@ class Load:
     """The recent mean prompt length, None before the first prompt."""
     free_slots: int
     """Launches that it could take at once."""
+    restarts: int = 0
+    """How often it was started again; what it had kept before is gone."""
 
 
 class Policy(Protocol):
@@ -110,11 +112,12 @@ class PrefixAware:
 
     One that is busy does not get it: none without a free slot while another has one, and none that has many more
     requests than the least busy one (`BUSIER_BY`, `BUSIER_TIMES`). What was sent is remembered here, in blocks: what a
-    replica has kept of it (`engine.prefix_cache`) nobody asks, so that no message is needed.
+    replica has kept of it (`engine.prefix_cache`) nobody asks, so that no message is needed. One that was started again
+    was sent nothing.
     """
 
     def __init__(self) -> None:
-        self._sent: defaultdict[int, _Sent] = defaultdict(_Sent)
+        self._sent: defaultdict[tuple[int, int], _Sent] = defaultdict(_Sent)  # by index and restarts
 
     def choose(self, loads: Sequence[Load], request: Request) -> int:
         """As `Policy.choose`."""
@@ -124,12 +127,12 @@ class PrefixAware:
         blocks = _blocks(request)
 
         def rank(load: Load) -> tuple[int, int, int, int]:
-            sent = self._sent[load.index]
+            sent = self._sent[load.index, load.restarts]
             return -sent.common(blocks), load.requests, len(sent), load.index
 
-        chosen = min((load for load in fitting if load.requests <= most), key=rank).index
-        self._sent[chosen].note(blocks)
-        return chosen
+        chosen = min((load for load in fitting if load.requests <= most), key=rank)
+        self._sent[chosen.index, chosen.restarts].note(blocks)
+        return chosen.index
 
 
 class _Sent:

@@ -21,6 +21,7 @@ from skote.runtime.ray_cluster import RayCluster, import_ray
 from skote.runtime.remote_clock import Exchange, RemoteClock, clock_id
 from skote.runtime.replica import RESTART_S, check_hang_s
 from skote.runtime.replica_host import Answer, Hosted, Hosting, ReplicaHost
+from skote.runtime.threads import start_thread
 from skote.types import Chunk, Completion, EngineError, EngineSpec, ReplicaError, Request, SkoteError
 
 PINGS = 16
@@ -78,18 +79,17 @@ class RayReplica:
         self._new_actor = cluster.actors(index, ReplicaHost, list(sys.path))
         log = None if log is None else log.absolute()
         self._hosting = Hosting(spec, index, device, setup, log, clock_id(), hide_ids, hang_s)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._closing = False
         self._pending = 0
         self._launches: dict[Future[list[Completion]], tuple[_Life, int]] = {}
         self._heard_pace: Callable[[int], None] | None = None
         self._answers: SimpleQueue[tuple[_Asked, Future[Any]] | None] = SimpleQueue()
-        self._reader = threading.Thread(target=self._read, name=f"replica-{index}", daemon=True)
+        self._reader = start_thread(f"replica-{index}", self._read)
         self._open()
-        self._reader.start()
 
     def _open(self) -> None:
-        life = self._life = _Life(self._new_actor(), Future())
+        """Start an actor; what `close` has to end is known to it, since both hold the lock."""
 
         def start(hosted: Hosted) -> None:
             life.clock = RemoteClock(same=hosted.clock is not None and hosted.clock == self._hosting.clock)
@@ -98,8 +98,12 @@ class RayReplica:
             if self._heard_pace is not None:
                 self._hear_pace(life, self._heard_pace)
 
-        note = partial(self._note_death, life)
-        self._ask(life, life.actor.open.remote(self._hosting), start, life.ready.set_exception)
+        with self._lock:
+            if self._closing:
+                raise ReplicaError(f"{self._name} was closed.")
+            life = self._life = _Life(self._new_actor(), Future())
+            note = partial(self._note_death, life)
+            self._ask(life, life.actor.open.remote(self._hosting), start, life.ready.set_exception)
 
     def __enter__(self) -> RayReplica:
         return self
@@ -184,7 +188,7 @@ class RayReplica:
         requests = tuple(requests)
         future: Future[list[Completion]] = Future()
         future.set_running_or_notify_cancel()
-        life, sent_ns = self._life, time.monotonic_ns()
+        sent_ns = time.monotonic_ns()
 
         def resolve(answer: Answer) -> None:
             got_ns = time.monotonic_ns()
@@ -199,12 +203,15 @@ class RayReplica:
             status: Literal["error", "cancelled"] = "cancelled" if self._closing else "error"
             future.set_result([self._lost(request, sent_ns, status, str(error)) for request in requests])
 
-        if life.death is not None:
-            fail(ReplicaError(life.death))
-        else:
-            number = next(life.numbers)
-            self._launches[future] = (life, number)
-            self._ask(life, life.actor.generate.remote(number, requests), resolve, fail)
+        with self._lock:  # a reader that ends with its replica's death must not miss what is asked
+            life = self._life
+            death = life.death
+            if death is None:
+                number = next(life.numbers)
+                self._launches[future] = (life, number)
+                self._ask(life, life.actor.generate.remote(number, requests), resolve, fail)
+        if death is not None:
+            fail(ReplicaError(death))
         return future
 
     def cancel(self, launch: Future[list[Completion]], row: int) -> None:
@@ -217,8 +224,8 @@ class RayReplica:
         """As `Replica.watch_pace`, each time after a way there and back."""
         with self._lock:
             self._heard_pace, life = heard, self._life
-        if life.ready.done() and life.death is None:
-            self._hear_pace(life, heard)
+            if life.ready.done() and life.death is None:
+                self._hear_pace(life, heard)
 
     def _hear_pace(self, life: _Life, heard: Callable[[int], None]) -> None:
         def hear(tpot_ns: int) -> None:
@@ -231,11 +238,13 @@ class RayReplica:
         """As `Replica.call`."""
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
-        life = self._life
-        if life.death is not None:
-            future.set_exception(ReplicaError(life.death))
-        else:
-            self._ask(life, life.actor.call.remote(method, args), future.set_result, future.set_exception)
+        with self._lock:
+            life = self._life
+            death = life.death
+            if death is None:
+                self._ask(life, life.actor.call.remote(method, args), future.set_result, future.set_exception)
+        if death is not None:
+            future.set_exception(ReplicaError(death))
         return future
 
     def stop(self) -> None:
@@ -251,7 +260,7 @@ class RayReplica:
             if self._closing and not self._reader.is_alive():
                 return
             self._closing = True
-        life = self._life
+            life = self._life
         if life.death is None and life.ready.done():
             self._ray.wait([life.actor.close.remote(grace_s)], timeout=grace_s + _CLOSE_S)
         self._ray.kill(life.actor)

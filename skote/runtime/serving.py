@@ -100,14 +100,13 @@ class Serving:
         if isinstance(work, Pack):
             mark = self._device.prefill(work.pieces)
             awaited = [(index, piece.seat) for index, piece in enumerate(work.pieces) if piece.ends]
+            for _, seat in awaited:
+                if seat.cached is not None:
+                    self._desk.cached(seat.key, seat.cached)
         else:
             mark = self._device.step(work.size, work.seats)
             awaited = list(enumerate(work.seats))
         self._pending.append((mark, awaited))
-        if isinstance(work, Pack):
-            for _, seat in awaited:
-                if seat.cached is not None:
-                    self._desk.cached(seat.key, seat.cached)
         self._apply(self._scheduler.launched(work))
 
     def _hear(self) -> None:

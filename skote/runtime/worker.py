@@ -18,7 +18,6 @@ import mmap
 import os
 import pickle
 import pkgutil
-import resource
 import signal
 import sys
 import threading
@@ -26,12 +25,12 @@ import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from skote import types
 from skote.runtime.launch_rows import CLOCK, Part, RowRecord
+from skote.runtime.own_process import device_is_lost, peak_memory
 from skote.runtime.token_pace import TokenPace
 from skote.runtime.worker_desk import Launch, WorkerDesk
 from skote.types import BatchingEngine, Engine, EngineError, EngineSpec, FinishReason, Request, SkoteError, UsageError
@@ -39,6 +38,8 @@ from skote.types import BatchingEngine, Engine, EngineError, EngineSpec, FinishR
 PACE = -1
 READY = 0
 """The call id of the engine's construction; the parent's calls count from 1."""
+LOST_CODE = 74
+"""The exit code of a process whose device is lost."""
 CANCEL = b"cancel "
 WATCH = b"watch"
 PROGRESS_BYTES = 8
@@ -175,7 +176,7 @@ def _build(spec: EngineSpec, setup: Callable[[], None] | None) -> Engine:
 
 def _call(engine: Engine, method: str, args: tuple[Any, ...]) -> object:
     if method == "peak_memory":
-        return _peak_memory()
+        return peak_memory()
     if method == "profile_step" and method not in dir(engine):
         return []  # an engine need not know its kernels
     if method.startswith("_") or method not in dir(engine):
@@ -261,30 +262,20 @@ def _serve(engine: BatchingEngine, desk: WorkerDesk) -> None:
 
 
 def _explain(error: Exception, what: str) -> tuple[str, str]:
-    """The class in `skote.types` and the sentence that the parent raises; a trace of the unexpected goes to stderr."""
+    """The class in `skote.types` and the sentence that the parent raises; a trace of the unexpected goes to stderr.
+
+    Where that has cost the process its device, it ends here: it would fail whatever comes, and a new one might not.
+    """
     if isinstance(error, SkoteError):
         known = next(base for base in type(error).__mro__ if base.__module__ == types.__name__)
         return known.__name__, str(error)
     traceback.print_exception(error, file=sys.stderr)
+    lost = device_is_lost()
+    if lost:
+        sys.stderr.write("Its CUDA device is lost to this process, which ends.\n")
     sys.stderr.flush()
+    if lost:
+        os._exit(LOST_CODE)  # an orderly end would wait for the device
     detail = str(error).strip().partition("\n")[0]
     name = type(error).__name__
     return EngineError.__name__, f"{what} failed with {name}: {detail}" if detail else f"{what} failed with {name}."
-
-
-def _peak_memory() -> dict[str, int]:
-    """`host_bytes`: the process's largest resident set; `device_bytes`: torch's largest CUDA allocation, or 0."""
-    device_bytes = 0
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        device_bytes = sum(torch.cuda.max_memory_allocated(index) for index in range(torch.cuda.device_count()))
-    return {"host_bytes": _peak_resident_bytes(), "device_bytes": device_bytes}
-
-
-def _peak_resident_bytes() -> int:
-    # On Linux ru_maxrss survives exec, so that it reports the parent's size in a small child; VmHWM does not.
-    status = Path("/proc/self/status")
-    if status.exists():
-        fields = dict(line.split(":", 1) for line in status.read_text(encoding="utf-8").splitlines() if ":" in line)
-        return int(fields["VmHWM"].split()[0]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS

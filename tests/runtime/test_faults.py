@@ -123,6 +123,56 @@ def test_what_waits_for_a_replica_that_cannot_come_back_fails_with_the_reason(
             assert [event.what for event in dispatcher.events] == ["ended", "given up"]
 
 
+LOSING = """
+import sys
+from types import SimpleNamespace
+
+class Losing:
+    # A stand-in for torch says that device 1 is in use, and lost for good once a request called lose has run.
+
+    def __init__(self):
+        self.lost = False
+        cuda = SimpleNamespace(
+            is_initialized=lambda: True, device_count=lambda: 2, memory_allocated=float, synchronize=self.synchronize
+        )
+        sys.modules["torch"] = SimpleNamespace(cuda=cuda)
+
+    def synchronize(self, device):
+        assert device == 1
+        if self.lost:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def generate(self, requests, emit):
+        name = requests[0].request_id
+        self.lost |= name == "lose"
+        if name == "odd":
+            raise RuntimeError("odd")
+        self.synchronize(1)
+        emit(0, (5,))
+        return ["length"]
+"""
+
+
+def test_a_process_whose_device_is_lost_ends_and_one_whose_engine_fails_does_not(
+    new_replica: NewReplica, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it would fail whatever waits for it, and quickly, so that policies prefer it."""
+    (tmp_path / "losing_engine.py").write_text(LOSING, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    log = tmp_path / "log"
+    with new_replica(EngineSpec("losing_engine.Losing"), index=0, device="cpu", log=log) as replica:
+        replica.wait_ready(WAIT_S)
+        with ReplicaDispatcher([replica], max_restarts=1) as dispatcher:
+            futures = [dispatcher.dispatch(Request(name, (1,), 1)) for name in ("a", "odd", "b", "lose", "c")]
+            a, odd, b, lose, c = (future.result(WAIT_S) for future in futures)
+            events = [event.what for event in dispatcher.events]
+    assert [each.status for each in (a, odd, b, lose, c)] == ["ok", "error", "ok", "error", "ok"]
+    assert odd.error == "Losing.generate failed with RuntimeError: odd"
+    assert str(lose.error).startswith("Replica 0 (cpu) ended with exit code 74")
+    assert str(lose.error).endswith("ends with: Its CUDA device is lost to this process, which ends.")
+    assert events == ["ended", "restarted"]
+
+
 def test_only_a_replica_that_has_ended_is_started_again(new_replica: NewReplica, slow_engine: str) -> None:
     with new_replica(EngineSpec(slow_engine), index=0, device="cpu") as replica:
         replica.wait_ready(WAIT_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
@@ -134,6 +135,14 @@ class TestPrefixAware:
         assert policy.choose(idle, self.request(1, salt="b")) == 1
         shifted = Request("r", (2,) + (1,) * 4 * PREFIX_BLOCK, 1, cache_salt="a")
         assert policy.choose(self.loads((0, 1, 4), (1, 0, 4)), shifted) == 1
+
+    def test_a_replica_that_was_started_again_has_nothing(self) -> None:
+        policy, (first, second) = PrefixAware(), self.loads((0, 0, 4), (1, 0, 4))
+        assert policy.choose([first, second], self.request(1)) == 0
+        assert policy.choose([second], self.request(1)) == 1  # the first one has ended
+        back = dataclasses.replace(first, restarts=1)
+        assert policy.choose([back, second], self.request(1)) == 1
+        assert policy.choose([back, second], self.request(2)) == 0
 
     def test_less_than_a_block_is_no_beginning(self) -> None:
         policy = PrefixAware()

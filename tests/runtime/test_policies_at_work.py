@@ -10,7 +10,9 @@ from concurrent.futures import Future
 import pytest
 
 from skote.runtime.dispatch import ReplicaDispatcher
-from skote.runtime.policies import POLICIES, PREFIX_BLOCK
+from skote.runtime.lane import Lane
+from skote.runtime.policies import POLICIES, PREFIX_BLOCK, Load
+from skote.runtime.waiting import Ticket
 from skote.types import Completion, Request
 
 WAIT_S = 10.0
@@ -106,3 +108,10 @@ def test_prompts_that_begin_alike_share_a_replica_until_it_has_no_room() -> None
         for replica in replicas:
             while replica.running:
                 replica.end(0)
+
+
+def test_a_policy_is_told_of_restarts_and_of_what_is_free() -> None:
+    lane = Lane(Held(0), 3)
+    lane.put(Ticket(Request("r", (1, 2), 5), 0, Future()))
+    lane.restarts = 2
+    assert lane.load == Load(0, requests=1, tokens=7, mean_prompt_tokens=2.0, free_slots=2, restarts=2)
