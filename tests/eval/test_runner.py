@@ -299,6 +299,7 @@ def test_an_unknown_option_is_one_line_on_stderr(tmp_path):
         (["dtype.name=nonsense"], "choose one of fp32, tf32, bf16, fp16"),
         (["model=local", "model.path=missing"], "missing"),
         (["model=local"], "model.path"),
+        (["model=tiny_shape", "model.path=mine"], "choose model=local, or leave model.path out"),
         (["model=tiny_shape", "devices=99"], "devices=99"),
         (["model=tiny_shape", "devices=cuda:77"], "cuda:77"),
         (["model=tiny_shape", "devices=0"], "devices=0"),
