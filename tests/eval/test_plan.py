@@ -79,7 +79,7 @@ def test_the_other_arm_has_the_candidates_devices_and_router_but_for_what_is_giv
     [
         ("window=2", r"other\.router: .*window.*; a router has policy, max_concurrency_per_device"),
         ("microbatch_max=many", r"other\.router: .*many.*; a router has policy"),
-        ("microbatch_max=0", r"microbatch_max must be a whole number of at least 1, got 0"),
+        ("microbatch_max=0", r"microbatch_max must be at least 1, got 0"),
     ],
 )
 def test_a_router_of_the_other_arm_that_cannot_be_is_refused(router: str, said: str, tmp_path: Path) -> None:
