@@ -16,7 +16,7 @@ from skote.eval.derive import Measured
 from skote.eval.finding import SEVERITIES, Finding, Severity, requests
 from skote.eval.machine_findings import machine_findings
 from skote.eval.physics import physics_findings
-from skote.eval.replica_findings import option_findings, replica_findings
+from skote.eval.replica_findings import idle_option_findings, option_findings, replica_findings
 from skote.eval.stats import MIN_BLOCKS, minimum_samples
 from skote.eval.survivors import survivor_findings
 
@@ -39,6 +39,7 @@ def find(measured: Measured, manifest: dict[str, Any]) -> list[Finding]:
         *_status(measured, manifest),
         *_failures(measured),
         *option_findings(manifest),
+        *idle_option_findings(manifest),
         *replica_findings(manifest),
         *survivor_findings(measured),
         *_samples(measured),

@@ -225,7 +225,13 @@ def model_source(config: ModelConfig, directory: Path, progress: RunProgress) ->
 
     Raises:
         CheckpointError: it is not to be had.
+        UsageError: a path beside a shape.
     """
+    if config.shape is not None and config.path is not None:
+        raise UsageError(
+            f"model.path={config.path} is a checkpoint's, and the model {config.name!r} is a shape of random weights: "
+            "choose model=local, or leave model.path out."
+        )
     if config.shape is not None:
         return ModelSource(shape_directory(config.shape, directory / "model"), config.seed, config.layers)
     if config.path is not None:

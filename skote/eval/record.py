@@ -315,6 +315,8 @@ def release_memory() -> None:
 def _read(path: Path, read: Callable[[Path], Any]) -> Any:  # noqa: ANN401 (whatever the file holds)
     try:
         return read(path)
+    except FileNotFoundError as error:  # pyarrow's says its path and no more
+        raise RecordError(f"{path} cannot be read: No such file or directory.") from error
     except OSError as error:
         raise RecordError(f"{path} cannot be read: {error.strerror or error}.") from error
     except (ValueError, pa.ArrowException) as error:

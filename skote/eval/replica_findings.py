@@ -1,4 +1,4 @@
-"""Findings about replicas: arms that have others on purpose, replicas that ended while measured, or live elsewhere."""
+"""Findings about replicas: those that differ on purpose, that options cannot reach, that ended, or live elsewhere."""
 
 from __future__ import annotations
 
@@ -22,6 +22,33 @@ def option_findings(manifest: dict[str, Any]) -> Iterator[Finding]:
             "The arms differ on purpose in devices or router: the candidate has "
             f"{candidate}, the other arm {baseline}.",
         )
+
+
+def idle_option_findings(manifest: dict[str, Any]) -> Iterator[Finding]:
+    """For each arm: options on batches that had no effect, as the router gave a replica fewer requests at a time."""
+    config = manifest["config"]
+    overridden = (config.get("other") or {}).get("router") or {}
+    for arm, group, changed in (("candidate", "engine", {}), ("baseline", "compare", overridden)):
+        if arm not in manifest["arms"]:
+            continue
+        router = config.get("router", {}) | changed
+        launches = router.get("max_concurrency_per_device", 1)
+        most = launches * (router.get("microbatch_max", 1) if router.get("microbatch_window_ms") else 1)
+        cause = (
+            f"router.max_concurrency_per_device={launches} gives the {arm} arm's replicas {most} at a time: raise it."
+        )
+        limit_ms = router.get("tpot_slo_ms")
+        if limit_ms is not None and most == 1:
+            said = (
+                f"router.tpot_slo_ms={limit_ms:g} had no effect: it limits how many requests run together, and {cause}"
+            )
+            yield Finding("warning", "idle_option", most, 2, said)
+        rows = config.get(group, {}).get("max_batch") or 1
+        if rows > most:
+            said = (
+                f"{group}.max_batch={rows} had less than its effect: it lets {rows} requests run together, and {cause}"
+            )
+            yield Finding("warning", "idle_option", most, rows, said)
 
 
 CLOCK_LIMIT_MS = 1.0

@@ -144,3 +144,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], ExitCode]] = {
     "rerun": _rerun,
     "claims": claims_command,
 }
+
+
+if __name__ == "__main__":
+    main()

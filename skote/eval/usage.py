@@ -12,6 +12,8 @@ _ASIDE = re.compile(
     r"\s*((full_key|object_type|reference_type)[:=]|See https|Set the environment variable|To append to|Key .* not in)"
 )
 
+_ENGINES = ("engine", "compare")
+
 
 def sentence(text: str) -> str:
     """`text` as one line, without usage, hints about traces, and internals."""
@@ -41,7 +43,7 @@ def refusal(said: str, error: BaseException, arguments: Sequence[str], schema: D
         within = next(filter(None, (_within_null(argument, schema) for argument in arguments)), None)
         if within is not None:
             return within
-    return sentence(said) + neighbours
+    return sentence(said) + neighbours + _way_out(said)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -66,5 +68,16 @@ def _neighbours(causes: Sequence[BaseException]) -> str:
     for error in causes:
         if isinstance(error, ConfigKeyError | ConfigAttributeError) and isinstance(error.parent_node, DictConfig):
             place = (error.full_key or "").rpartition(".")[0] or "the top"
-            return f" There is no such option; {place} has {', '.join(map(str, error.parent_node))}."
+            free = " A keyword argument of its class that is not among them takes a + in front." * (place in _ENGINES)
+            return f" There is no such option; {place} has {', '.join(map(str, error.parent_node))}.{free}"
+    return ""
+
+
+def _way_out(said: str) -> str:
+    """What to do about a mistake of form, where what was `said` does not tell."""
+    if "Cannot find primary config" in said:
+        return " Experiments need their folder too: -cd experiments -cn NAME."
+    unknown = said.rpartition("unrecognized arguments: ")[2].split() if "unrecognized arguments: " in said else []
+    if unknown and all("=" in argument and not argument.startswith("-") for argument in unknown):
+        return ". Options (KEY=VALUE) have to stand together: put all of them behind -cd, -cn and -m."
     return ""

@@ -21,7 +21,7 @@ from skote.runtime.cli import (
     sampling_of,
 )
 from skote.runtime.policies import POLICIES
-from skote.types import Completion, ExitCode, RequestError, Sampling
+from skote.types import Completion, ExitCode, RecordError, RequestError, Sampling, UsageError
 
 if TYPE_CHECKING:
     from skote.runtime.router import Router
@@ -74,7 +74,9 @@ def router_parser() -> Parser:
         metavar="S",
         help="seconds without a token after which a busy replica's process is ended (default: never)",
     )
-    parser.add_argument("--backend", default="process", help="process (default) or ray")
+    parser.add_argument(
+        "--backend", choices=("process", "ray"), default="process", help="where replicas run (%(default)s)"
+    )
     parser.add_argument("--address", metavar="HOST:PORT", help="of a Ray's head, instead of a Ray of its own")
     parser.add_argument(
         "--tpot-slo-ms",
@@ -98,9 +100,18 @@ def answer_prompts(options: argparse.Namespace, open_router: Callable[..., Route
 
     Raises:
         UsageError: there is no prompt, or an argument does not fit; further errors are `Router`'s.
+        RecordError: the folder for logs cannot be made.
     """
+    if options.address is not None and options.backend != "ray":
+        raise UsageError(f"--address {options.address} is of a Ray: add --backend ray.")
     sampling = sampling_of(options)
     prompts = read_prompts(options.file)
+    if options.log_dir is not None:
+        try:
+            options.log_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as refused:
+            reason = f"--log-dir {options.log_dir} cannot be made a folder ({refused.strerror})."
+            raise RecordError(reason) from refused
     failures = 0
     with open_router(
         options.directory,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from skote.eval.replica_findings import option_findings, replica_findings
+from skote.eval.replica_findings import idle_option_findings, option_findings, replica_findings
 from skote.eval.wording import arm_labels
 
 
@@ -66,3 +66,24 @@ def test_arms_that_are_alike_keep_their_names() -> None:
     for manifest in (different(), different(devices=None, router={})):
         assert list(option_findings(manifest)) == []
         assert arm_labels(manifest)["candidate"] == "skotergy (candidate)"
+
+
+def test_options_on_batches_that_the_router_keeps_from_working_are_told() -> None:
+    def found(engine: dict[str, Any], router: dict[str, Any], **more: Any) -> list[str]:
+        config = {"engine": engine, "compare": {"name": "baseline"}, "router": router, **more}
+        findings = list(idle_option_findings({"config": config, "arms": {"candidate": {}, "baseline": {}}}))
+        assert {(each.severity, each.code) for each in findings} <= {("warning", "idle_option")}
+        return [each.sentence for each in findings]
+
+    one = {"max_concurrency_per_device": 1, "microbatch_window_ms": 0.0, "microbatch_max": 8, "tpot_slo_ms": None}
+    four = one | {"max_concurrency_per_device": 4}
+    cause = "router.max_concurrency_per_device=1 gives the candidate arm's replicas 1 at a time: raise it."
+    rows = "engine.max_batch=4 had less than its effect: it lets 4 requests run together, and"
+    limit = "router.tpot_slo_ms=8 had no effect: it limits how many requests run together, and"
+    assert found({"max_batch": 4}, one) == [f"{rows} {cause}"]
+    slow = one | {"tpot_slo_ms": 8.0}
+    assert found({}, slow, other={"router": {"max_concurrency_per_device": 2}}) == [f"{limit} {cause}"]
+    assert len(found({}, slow)) == 2
+    assert not found({"max_batch": 4}, four | {"tpot_slo_ms": 8.0}, other={"router": {}})
+    assert not found({"max_batch": 8}, one | {"microbatch_window_ms": 5.0})
+    assert not found({}, one, other=None)

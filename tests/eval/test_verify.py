@@ -166,6 +166,7 @@ def test_a_manifest_that_was_edited(finished):
     ("damage", "said"),
     [
         (lambda directory: (directory / "metrics.json").unlink(), "metrics.json cannot be read: No such file"),
+        (lambda directory: (directory / "requests.parquet").unlink(), "requests.parquet cannot be read: No such file"),
         (lambda directory: (directory / "metrics.json").write_text("{"), "metrics.json is damaged"),
         (lambda directory: (directory / "tokens.parquet").write_bytes(b"PAR1"), "tokens.parquet is damaged"),
     ],

@@ -432,7 +432,8 @@ def test_the_sampling_arguments_reach_the_engine(
     assert capsys.readouterr().out == "8 50 7 90 3 1\n"
 
 
-def test_the_routers_arguments_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_routers_arguments_reach_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
     given: list[Any] = []
 
     def open_router(*arguments: Any, **options: Any) -> Router:
@@ -460,6 +461,27 @@ def test_the_routers_arguments_reach_it(monkeypatch: pytest.MonkeyPatch) -> None
             "log_dir": Path("logs"),
         },
     ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "said"),
+    [
+        (["--backend", "threads"], 4, "argument --backend: invalid choice: 'threads'"),
+        (["--address", "head:6379"], 4, "--address head:6379 is of a Ray: add --backend ray."),
+        (["--log-dir", __file__], 1, "cannot be made a folder"),
+    ],
+)
+def test_wrong_flags_are_named_as_flags(
+    flags: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a\n"))
+    assert main(["no-directory", *flags]) == code
+    assert said in capsys.readouterr().err
+
+
+def test_the_folder_of_logs_is_made(command: Callable[..., int], tmp_path: Path) -> None:
+    assert command("one\n", "--log-dir", str(tmp_path / "new" / "logs")) == 0
+    assert len(list((tmp_path / "new" / "logs").glob("replica-*.log"))) == 2
 
 
 def test_the_commands_defaults_are_the_routers() -> None:
