@@ -24,7 +24,8 @@ def check_ids(arm: str, outputs: Mapping[str, Ids], vocab: int) -> None:
         if foreign is not None:
             raise OtherVocabularyError(
                 f"The {arm} answered request {request_id} with token {foreign}, and the model's vocabulary is 0 to "
-                f"{vocab - 1}: it does not run this model."
+                f"{vocab - 1}: it does not run this model. Compare it with an engine that answers alike, or set "
+                "compare=none."
             )
 
 
@@ -37,7 +38,7 @@ def check_logits(arm: str, logits: Logits, vocab: int) -> None:
     if logits.shape[-1] != vocab:
         raise OtherVocabularyError(
             f"The {arm} scored {logits.shape[-1]} tokens a position, and the model's vocabulary has {vocab}: it does "
-            "not run this model."
+            "not run this model. Compare it with an engine that answers alike, or set compare=none."
         )
 
 

@@ -21,7 +21,7 @@ from skote.runtime.dispatch import ReplicaDispatcher, ReplicaEvent
 from skote.runtime.dispatch_options import DispatchOptions
 from skote.runtime.lane import ReplicaCounts
 from skote.runtime.replica import check_hang_s
-from skote.runtime.router_command import PROG, answer_prompts, router_parser
+from skote.runtime.router_command import PROG, SKOTERGY, answer_prompts, router_parser
 from skote.types import (
     Completion,
     EngineError,
@@ -32,8 +32,6 @@ from skote.types import (
     Sampling,
     UsageError,
 )
-
-_SKOTERGY = "skote.runtime.engine.SkotergyEngine"
 
 
 class Codec(Protocol):
@@ -76,7 +74,8 @@ class Router:
         hang_s: seconds without a token or an answer after which a busy replica's process is ended; None waits for ever.
         tpot_slo_ms: milliseconds between two tokens of a request: a replica is given as many requests at a time as keep
             it, of `max_concurrency_per_device` at most; None is no limit.
-        engine: another engine than Skotergy's; its options add to, and win over, the common ones.
+        engine: another engine than Skotergy's, or its options, such as `max_batch`; they add to, and win over, the
+            common ones.
         codec: a tokenizer in place of the checkpoint's own.
         log_dir: a folder for one log a replica, replica-N.log; None lets them write to this process's stderr.
         backend: process, or ray, where replicas are Ray actors, on the machines of the Ray at `address` (HOST:PORT) or,
@@ -132,7 +131,8 @@ class Router:
         dtype = "fp32" if dtype is None else dtype
         flags_for(dtype)
         names = backend_devices(backend, address, devices)
-        target = engine or EngineSpec(_SKOTERGY, {"pad_id": self.codec.pad_id})
+        target = engine or EngineSpec(SKOTERGY, {})
+        padding = {"pad_id": self.codec.pad_id} if target.target == SKOTERGY else {}
         with contextlib.ExitStack() as stack:
             home = stack.enter_context(open_backend(backend, address, names))
             threads = home.threads(names)
@@ -144,6 +144,7 @@ class Router:
                     "dtype": dtype,
                     "threads": threads,
                     "random_seed": None,
+                    **padding,
                     **target.options,
                 }
                 log = None if log_dir is None else Path(log_dir) / f"replica-{index}.log"

@@ -21,12 +21,13 @@ from skote.runtime.cli import (
     sampling_of,
 )
 from skote.runtime.policies import POLICIES
-from skote.types import Completion, ExitCode, RecordError, RequestError, Sampling, UsageError
+from skote.types import Completion, EngineSpec, ExitCode, RecordError, RequestError, Sampling, UsageError
 
 if TYPE_CHECKING:
     from skote.runtime.router import Router
 
 PROG = "skote-router"
+SKOTERGY = "skote.runtime.engine.SkotergyEngine"
 
 
 def router_parser() -> Parser:
@@ -39,7 +40,14 @@ def router_parser() -> Parser:
         "--policy", choices=POLICIES, default="round_robin", help="which replica takes a prompt (%(default)s)"
     )
     parser.add_argument(
-        "--max-concurrency", type=positive, default=1, metavar="N", help="launches in flight a device (%(default)s)"
+        "--max-batch",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="prompts that a GPU advances together, joining and leaving between two steps, at most 128 (%(default)s)",
+    )
+    parser.add_argument(
+        "--max-concurrency", type=positive, metavar="N", help="launches in flight a device (default: as --max-batch)"
     )
     parser.add_argument(
         "--microbatch-window-ms",
@@ -118,7 +126,7 @@ def answer_prompts(options: argparse.Namespace, open_router: Callable[..., Route
         options.devices,
         options.dtype,
         options.policy,
-        options.max_concurrency,
+        options.max_batch if options.max_concurrency is None else options.max_concurrency,
         microbatch_window_ms=options.microbatch_window_ms,
         microbatch_max=options.microbatch_max,
         max_queue=options.max_queue,
@@ -126,6 +134,7 @@ def answer_prompts(options: argparse.Namespace, open_router: Callable[..., Route
         hang_s=options.hang_s,
         backend=options.backend,
         address=options.address,
+        **({} if options.max_batch == 1 else {"engine": EngineSpec(SKOTERGY, {"max_batch": options.max_batch})}),
         tpot_slo_ms=options.tpot_slo_ms,
         log_dir=options.log_dir,
     ) as router:

@@ -447,6 +447,12 @@ def test_the_routers_arguments_reach_it(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
     assert main(["directory", *flags.split(), *more.split()]) == 4
 
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a\n"))
+    assert main(["directory", "--max-batch", "6"]) == 4
+    arguments, options = given[2:]
+    assert arguments == ("directory", None, None, "round_robin", 6)
+    assert options["engine"] == EngineSpec("skote.runtime.engine.SkotergyEngine", {"max_batch": 6})
+    del given[2:]
     assert given == [
         ("directory", 2, None, "least_work", 3),
         {
