@@ -18,9 +18,9 @@ class SkipPrefillEngine(SkotergyEngine):
         self._closure._prefill = self._prefill_once
         self._first_logits = None
 
-    def _prefill_once(self, request):
+    def _prefill_once(self, request, place=0):
         if self._first_logits is None:
-            self._first_logits = self._honest_prefill(request)
+            self._first_logits = self._honest_prefill(request, place)
         return self._first_logits
 
 
