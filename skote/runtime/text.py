@@ -32,7 +32,6 @@ class TextCodec:
         if not self.has_chat_template:
             self.notes.append("The tokenizer has no chat template: prompts are used as plain text.")
         self.pad_id: int = tokenizer.pad_token_id
-        self.vocab_size = len(tokenizer)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of plain `text`, with the special tokens that the tokenizer puts around one."""
