@@ -20,7 +20,7 @@ THROTTLE_REASONS = {
 }
 """NVML's bits for clocks that are held down; being idle, a clock that was set and a display are not among them."""
 
-SHORTEST_S = 10.0  # that power is integrated over: NVML's power is a mean over the last second
+SHORTEST_S = 10.0  # that power is integrated over: NVML's may be a mean over the last second
 
 
 def windows(measured: Measured, arm: str | None = None) -> list[tuple[int, int]]:
@@ -46,29 +46,43 @@ def throttled(reasons: pd.Series[Any]) -> pd.Series[bool]:
 
 
 def energy_mismatch(samples: pd.DataFrame) -> float | None:
-    """Power integrated over one device's samples (trapezoids) / the energy counter's difference - 1.
+    """Power integrated (trapezoids) from the energy counter's first reading to its last / its difference - 1.
 
-    None where either is not available, or the samples span less than `SHORTEST_S`.
+    None where either is not available, or the readings span less than `SHORTEST_S`.
     """
-    known = samples[["t_ns", "power_w", "energy_j"]].dropna().sort_values("t_ns")
-    seconds = known["t_ns"].to_numpy(dtype=np.float64) / 1e9
-    if len(known) < 2 or seconds[-1] - seconds[0] < SHORTEST_S:
+    counter = samples[["t_ns", "energy_j"]].dropna().sort_values("t_ns")
+    if len(counter) < 2 or counter["t_ns"].iloc[-1] - counter["t_ns"].iloc[0] < SHORTEST_S * 1e9:
         return None
-    counted = float(known["energy_j"].iloc[-1] - known["energy_j"].iloc[0])
-    return float(np.trapezoid(known["power_w"], seconds)) / counted - 1 if counted > 0 else None
+    power = samples[samples["t_ns"].between(counter["t_ns"].iloc[0], counter["t_ns"].iloc[-1])]
+    power = power[["t_ns", "power_w"]].dropna().sort_values("t_ns")
+    counted = float(counter["energy_j"].iloc[-1] - counter["energy_j"].iloc[0])
+    if len(power) < 2 or counted <= 0:
+        return None
+    return float(np.trapezoid(power["power_w"], power["t_ns"].to_numpy(dtype=np.float64) / 1e9)) / counted - 1
 
 
 def joules(samples: pd.DataFrame, spans: list[tuple[int, int]]) -> float | None:
-    """What one device's energy counter advanced within `spans`, read between samples by linear interpolation.
+    """What one device's energy counter advanced within `spans`.
 
-    None where there is no counter, or its samples do not cover every span.
+    Between two readings of the counter its advance is spread over time as the power that was sampled meanwhile, or
+    evenly where none was. None where there is no counter, or its readings do not cover every span.
     """
     known = samples[["t_ns", "energy_j"]].dropna().sort_values("t_ns")
     stamps, counter = (known[name].to_numpy(dtype=np.float64) for name in ("t_ns", "energy_j"))
     if not len(known) or not spans or spans[0][0] < stamps[0] or spans[-1][1] > stamps[-1]:
         return None
-    ends = np.interp([end for _, end in spans], stamps, counter)
-    return float((ends - np.interp([start for start, _ in spans], stamps, counter)).sum())
+    power = samples[["t_ns", "power_w"]].dropna().sort_values("t_ns")
+    if power.empty:
+        power = known.assign(power_w=1.0)
+    sampled, watts = (power[name].to_numpy(dtype=np.float64) for name in ("t_ns", "power_w"))
+    knots = np.union1d(sampled, stamps)
+    at_knots = np.interp(knots, sampled, watts)
+    used = np.concatenate([[0.0], np.cumsum(np.diff(knots) * (at_knots[1:] + at_knots[:-1]) / 2)])
+    starts, ends = (
+        np.interp(np.interp(each, knots, used), np.interp(stamps, knots, used), counter)
+        for each in np.array(spans, dtype=np.float64).T
+    )
+    return float((ends - starts).sum())
 
 
 def joules_per_token(measured: Measured, arm: str, devices: list[str]) -> float | None:

@@ -15,12 +15,12 @@ class Nvml:
     """Reads the GPUs with these UUIDs ("GPU-..."), which `uuids` gives by their torch name.
 
     `root` is the process whose descendants are ours. `driver` is the version of the driver; `unavailable` a sentence
-    about the devices that NVML does not know, None where it knows all; `sources` is that of each `NvmlGpu` by device.
+    about the devices that NVML does not know, None where it knows all; `instant_power` is each `NvmlGpu`'s, by device.
     """
 
     def __init__(self, module: Any, uuids: Mapping[str, str], root: int) -> None:  # noqa: ANN401 (NVML's own module)
         self._gpus: list[NvmlGpu] = []
-        self.sources: dict[str, dict[str, str]] = {}
+        self.instant_power: dict[str, bool] = {}
         unknown = []
         for device, uuid in sorted(uuids.items()):
             try:
@@ -30,7 +30,7 @@ class Nvml:
                 continue
             gpu = NvmlGpu(module, device, handle, root)
             self._gpus.append(gpu)
-            self.sources[device] = gpu.sources
+            self.instant_power[device] = gpu.instant_power
         self.unavailable = (
             f"GPU telemetry is not available for {', '.join(unknown)}: NVML does not know the device."
             if unknown
@@ -38,14 +38,9 @@ class Nvml:
         )
         self.driver = _driver(module)
 
-    def read(self, *, slow: bool) -> list[dict[str, Any]]:
-        """A row a GPU; with `slow` all columns of it, and a row each, with a `t_ns`, for what the driver has noted."""
-        rows: list[dict[str, Any]] = []
-        for gpu in self._gpus:
-            rows.append(gpu.fast() | (gpu.slow() if slow else {}))
-            if slow:
-                rows.extend(gpu.buffered())
-        return rows
+    def read(self, *, slow: bool, rare: bool) -> list[dict[str, Any]]:
+        """A row a GPU: the fast columns, with `slow` also what changes slowly, with `rare` also what costs most."""
+        return [gpu.fast() | (gpu.slow() if slow else {}) | (gpu.rare() if rare else {}) for gpu in self._gpus]
 
 
 def open_nvml(uuids: Mapping[str, str], root: int, package: str = PACKAGE) -> Nvml | str:

@@ -46,7 +46,7 @@ class Telemetry:
             "gpus": dict(gpus),
             "period_s": PERIOD_S,
             "driver": None,
-            "sources": {},
+            "instant_power": {},
             "unavailable": None,
             "cpu_share": None,
             "error": None,
@@ -109,7 +109,7 @@ class Telemetry:
     def describe(self) -> dict[str, Any]:
         """The manifest's entry: `gpus`, UUIDs by device; `driver`; `unavailable`, why they were not read.
 
-        `sources` says for each GPU what its columns come from (see `NvmlGpu`); `error` says what ended sampling early;
+        `instant_power` says for each GPU whether its power is the instant's; `error` what ended sampling early;
         `cpu_share` is what it took of one core, known after the exit.
         """
         return dict(self._facts)

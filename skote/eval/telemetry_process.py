@@ -21,7 +21,9 @@ from skote.eval.nvml import Nvml, open_nvml
 
 PERIOD_S = 0.09  # 10 Hz and more, a late sample included
 SLOW_EVERY = 22
-"""Samples from one slow sample to the next: what costs more, or changes slowly, is read every 2 s, and rows written."""
+"""Samples from one slow sample to the next: what changes slowly is read every 2 s, and rows are written."""
+RARE_EVERY = 5 * SLOW_EVERY
+"""Samples from one rare sample to the next: what costs most is read every 10 s, and first and last."""
 HOST = "host"
 CLOCKS_READ = 4  # cores; on a large machine, reading the clock of every one would be most of the cost
 
@@ -72,10 +74,10 @@ def sample(out: TextIO, gpus: Nvml | None, host: Host, stop: int) -> None:
     due, count, stopped = time.monotonic(), 0, False
     rows: list[dict[str, Any]] = []
     while True:
-        slow = stopped or count % every == 0
+        slow, rare = (stopped or count % each == 0 for each in (every, RARE_EVERY))
         stamp = time.monotonic_ns()
         if gpus:
-            rows.extend({"t_ns": stamp} | row for row in gpus.read(slow=slow))
+            rows.extend({"t_ns": stamp} | row for row in gpus.read(slow=slow, rare=rare))
         if slow:
             rows.append({"t_ns": stamp} | host.read())
             out.writelines(f"{json.dumps(row)}\n" for row in rows)
@@ -93,16 +95,16 @@ def main(argv: Sequence[str]) -> None:
     """`FILE UUIDS PACKAGE ROOT`: where lines go, the GPUs as a JSON object, NVML's module, the run's process id.
 
     Says on standard output that it is about to sample, in a line of JSON: `unavailable`, the sentence why GPUs are not
-    read, `driver`, their driver's version, and `sources`, how each is read.
+    read, `driver`, their driver's version, and `instant_power` of each (see `NvmlGpu`).
     """
     path, uuids, package, root = argv
     wanted: dict[str, str] = json.loads(uuids)
     gpus = open_nvml(wanted, int(root), package) if wanted else None
-    facts: dict[str, Any] = {"unavailable": None, "driver": None, "sources": {}}
+    facts: dict[str, Any] = {"unavailable": None, "driver": None, "instant_power": {}}
     if isinstance(gpus, str):
         facts["unavailable"] = gpus
     elif gpus is not None:
-        facts |= {"unavailable": gpus.unavailable, "driver": gpus.driver, "sources": gpus.sources}
+        facts |= {"unavailable": gpus.unavailable, "driver": gpus.driver, "instant_power": gpus.instant_power}
     host = Host()
     with Path(path).open("w", encoding="utf-8") as out:
         wall, cpu = time.monotonic(), time.process_time()

@@ -41,11 +41,27 @@ def test_energy_between_samples_is_interpolated():
     assert joules(samples.assign(energy_j=None), [(S // 2, S)]) is None
 
 
+def test_energy_between_readings_goes_as_power():
+    """The counter tells of 660 J in 4 s. Trapezoids of the samples make 100 + 200 + 300 + 500 = 1100: 0.6 of it."""
+    samples = frame(
+        t_ns=[0, 1 * S, 2 * S, 3 * S, 4 * S],
+        energy_j=[1000.0, None, None, None, 1660.0],
+        power_w=[100.0, 100.0, 300.0, 300.0, 700.0],
+    )
+
+    assert joules(samples, [(0, 4 * S)]) == pytest.approx(660)
+    assert joules(samples, [(0, S)]) == pytest.approx(60)
+    assert joules(samples, [(S, 2 * S), (3 * S, 4 * S)]) == pytest.approx(120 + 300)
+    assert joules(samples.assign(power_w=None), [(S, 2 * S)]) == pytest.approx(165)
+
+
 def test_power_integrated_against_the_counter():
     stamps = [second * S for second in range(21)]
     samples = frame(t_ns=stamps, energy_j=[100.0 * second for second in range(21)], power_w=[115.0] * 21)
+    ends = samples["t_ns"].isin([3 * S, 18 * S])
 
     assert energy_mismatch(samples) == pytest.approx(0.15)
+    assert energy_mismatch(samples.assign(energy_j=samples["energy_j"].where(ends))) == pytest.approx(0.15)
     assert energy_mismatch(samples.assign(power_w=None)) is None
     assert energy_mismatch(samples.iloc[:10]) is None  # 9 s are too few for a power that is a mean over one
     assert energy_mismatch(samples.assign(energy_j=5.0)) is None  # a counter that stands still
