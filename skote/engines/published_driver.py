@@ -134,12 +134,13 @@ class Driver:
     """Answers the engine's questions with one method."""
 
     def __init__(
-        self, environment: Path, *, local_dir: str, device: str, dtype: str, method: str, threads: int
+        self, environment: Path, *, local_dir: str, device: str, dtype: str, method: str, threads: int | None
     ) -> None:
         import torch
         import transformers
 
-        torch.set_num_threads(threads)
+        if threads is not None:
+            torch.set_num_threads(threads)
         package = importlib.import_module("skote")
         for module in (package, transformers):
             if environment not in Path(str(module.__file__)).resolve().parents:

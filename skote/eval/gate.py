@@ -59,7 +59,7 @@ class ParityGate:
         dtype: of both arms.
         reference: starts an fp32 replica for a while. In fp32, where greedy tokens must be equal, sampled ones need it.
         eos_ids: what may end a text early.
-        vocab: how many tokens the model has.
+        vocab: how many tokens an arm's model has, one for padding among them.
         seed: of the bootstrap.
     """
 

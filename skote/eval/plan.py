@@ -62,6 +62,11 @@ class Plan:
         return self.settings.router if arm == "candidate" else other_router(self.settings)
 
     @property
+    def vocab(self) -> int:
+        """How many tokens an arm's model has: the checkpoint's, and one for padding where its tokenizer has none."""
+        return self.spec.vocab if self.codec is None else max(self.spec.vocab, self.codec.pad_id + 1)
+
+    @property
     def model_options(self) -> dict[str, Any]:
         """The keyword arguments of every engine of this run that say which model, and how long a request gets."""
         longest = max(len(request.input_ids) + request.max_new_tokens for request in self._all_requests())

@@ -290,7 +290,7 @@ class Session:
             dtype=settings.dtype.name,
             reference=self._fp32_reference,
             eos_ids=self.plan.spec.eos_ids,
-            vocab=self.plan.spec.vocab,
+            vocab=self.plan.vocab,
             seed=settings.seed,
         )
 

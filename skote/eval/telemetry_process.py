@@ -19,11 +19,11 @@ import psutil
 
 from skote.eval.nvml import Nvml, open_nvml
 
-PERIOD_S = 0.09  # 10 Hz and more, a late sample included
-SLOW_EVERY = 22
+PERIOD_S = 0.098  # 10 Hz and more
+SLOW_EVERY = 20
 """Samples from one slow sample to the next: what changes slowly is read every 2 s, and rows are written."""
-RARE_EVERY = 5 * SLOW_EVERY
-"""Samples from one rare sample to the next: what costs most is read every 10 s, and first and last."""
+RARE_EVERY = 15 * SLOW_EVERY
+"""Samples from one rare sample to the next: what costs most is read every 30 s, and first and last."""
 HOST = "host"
 CLOCKS_READ = 4  # cores; on a large machine, reading the clock of every one would be most of the cost
 

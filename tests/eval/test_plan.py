@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,20 @@ def test_positions_must_hold_the_longest_request(tmp_path: Path) -> None:
         plan_run(settings_of(f"engine.max_model_len={longest - 1}"), tmp_path, progress, compare=True)
         with pytest.raises(UsageError, match=rf"max_model_len={longest - 2} is too short .* takes {longest - 1} pos"):
             plan_run(settings_of(f"engine.max_model_len={longest - 2}"), tmp_path, progress, compare=True)
+
+
+@pytest.mark.parametrize(("pad", "vocab"), [(True, 96), (False, 97)])
+def test_an_arm_s_vocabulary_has_a_row_for_padding_where_the_tokenizer_has_none(
+    pad: bool, vocab: int, copy_checkpoint: Callable[..., Path], write_tokenizer: Callable[..., None], tmp_path: Path
+) -> None:
+    directory = copy_checkpoint()
+    write_tokenizer(directory, pad=pad, chat=True)
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("\n".join(f"w{10 + index} w{40 + index}" for index in range(30)), encoding="utf-8")
+    workload = [f"workload.prompts={prompts}", "workload.blocks=1", "workload.requests_per_block=2"]
+    settings = settings_of("model=local", f"model.path={directory}", "+model.shape=null", *workload)
+    with RunProgress(Console(quiet=True)) as progress:
+        assert plan_run(settings, tmp_path, progress, compare=True).vocab == vocab
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,7 @@ def test_a_late_sample_is_not_made_up_for(monkeypatch):
         clock.now += timeout if len(waits) != 1 else 0.35
         return ([readable[0]] if len(waits) == 3 else [], [], [])
 
+    monkeypatch.setattr(telemetry_process, "PERIOD_S", 0.09)
     monkeypatch.setattr(telemetry_process, "select", SimpleNamespace(select=select))
     fake_time = SimpleNamespace(monotonic=lambda: clock.now, monotonic_ns=lambda: int(clock.now * 1e9))
     monkeypatch.setattr(telemetry_process, "time", fake_time)
