@@ -1,0 +1,23 @@
+"""Whether tier 1 runs a model: what depends on the device and on how long its texts may become."""
+
+from __future__ import annotations
+
+from skote.model.spec import DecoderSpec
+
+_BY_LENGTH = ("dynamic", "longrope")
+
+
+def tier_1_refusal(spec: DecoderSpec, positions: int, *, captured: bool) -> str | None:
+    """Why tier 1 does not run `spec` for texts of up to `positions`, or None; `captured`: on the CUDA kernels."""
+    for rope in spec.layer_ropes:
+        if rope is not None and rope.kind in _BY_LENGTH and positions > rope.original_max_positions:
+            original = rope.original_max_positions
+            return (
+                f"its rope type {rope.kind!r} rotates by the length of the whole text beyond {original} positions; "
+                f"engine.max_model_len={original} keeps to them"
+            )
+    if not captured:
+        return None
+    from skote.runtime.cuda_closure import CudaClosure
+
+    return CudaClosure.refusal(spec)
