@@ -105,10 +105,11 @@ def module_over(
     if set(names.values()) != set(given):
         other = ", ".join(sorted(set(names.values()) ^ set(given))[:3])
         raise CheckpointError(f"{local_dir} is a model with other parameters in Transformers: {other}.")
+    own = {name: torch.nn.Parameter(tensor, requires_grad=False) for name, tensor in given.items()}
     for part in module.modules():
         for leaf, parameter in part._parameters.items():
             if parameter is not None:
-                part._parameters[leaf] = torch.nn.Parameter(given[names[id(parameter)]], requires_grad=False)
+                part._parameters[leaf] = own[names[id(parameter)]]
     return module.to(device).eval()
 
 

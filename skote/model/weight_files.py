@@ -89,7 +89,7 @@ def _unpickled(path: Path) -> dict[str, torch.Tensor]:
     """The tensors of a PyTorch file, mapped where it is of the kind that can be (all since torch 1.6)."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, LookupError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise CheckpointError(
             f"{path} cannot be read as tensors alone ({reason}): it is damaged, or holds code; save it as safetensors."
