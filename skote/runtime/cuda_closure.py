@@ -16,7 +16,7 @@ from skote.model.spec import DecoderSpec
 from skote.runtime.closure import emit_row
 from skote.runtime.cuda_graph import CudaStep
 from skote.runtime.cuda_prefill import BUCKETS, SHORT, CudaPrefill
-from skote.runtime.kernel_sets import KERNEL_SWITCHES, SingleRow
+from skote.runtime.kernel_sets import SingleRow
 from skote.runtime.paged_cache import PagedCache
 from skote.runtime.profile import kernel_times
 from skote.runtime.token_choice import Choice
@@ -66,9 +66,6 @@ class CudaClosure:
     @staticmethod
     def refusal(spec: DecoderSpec) -> str | None:
         """Why the kernels cannot run this model, or None."""
-        unknown = [switch for switch in spec.switches() if switch not in KERNEL_SWITCHES]
-        if unknown:
-            return f"the CUDA kernels do not compute {' and '.join(unknown)} of its spec"
         if spec.head_dim & (spec.head_dim - 1) or spec.head_dim < MIN_HEAD_DIM:
             return f"head_dim {spec.head_dim} is not a power of two of at least {MIN_HEAD_DIM}"
         longest = max(spec.hidden, spec.intermediate, spec.heads * spec.head_dim)

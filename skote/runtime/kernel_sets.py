@@ -28,9 +28,6 @@ from skote.runtime.gemm_chain import GemmChain
 from skote.runtime.paged_cache import Pool
 from skote.runtime.step_state import StepState
 
-KERNEL_SWITCHES: frozenset[str] = frozenset()
-"""The switches of a `DecoderSpec` that both sets compute."""
-
 _SHORTEST = 256  # positions that the first graph covers, each further one twice as many: idle programs cost time
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from skote.model.spec import DecoderSpec
 
+KERNEL_SWITCHES: frozenset[str] = frozenset()
+"""The switches of a `DecoderSpec` that the kernels on CUDA compute, in both sets and in all prefills."""
 _BY_LENGTH = ("dynamic", "longrope")
 
 
@@ -18,6 +20,14 @@ def tier_1_refusal(spec: DecoderSpec, positions: int, *, captured: bool) -> str 
             )
     if not captured:
         return None
+    missing = missing_switches(spec)
+    if missing:
+        return f"the CUDA kernels do not compute {' and '.join(missing)} of its spec"
     from skote.runtime.cuda_closure import CudaClosure
 
     return CudaClosure.refusal(spec)
+
+
+def missing_switches(spec: DecoderSpec) -> list[str]:
+    """The switches of `spec` that the kernels on CUDA do not compute."""
+    return [switch for switch in spec.switches() if switch not in KERNEL_SWITCHES]

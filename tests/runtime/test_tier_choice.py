@@ -14,8 +14,7 @@ pytest.importorskip("triton")
 from skote.model.adapters import load_spec
 from skote.model.spec import DecoderSpec, ExpertSpec, RopeSpec
 from skote.runtime.engine import SkotergyEngine
-from skote.runtime.kernel_sets import KERNEL_SWITCHES
-from skote.runtime.tier_choice import tier_1_refusal
+from skote.runtime.tier_choice import KERNEL_SWITCHES, tier_1_refusal
 
 SPEC = DecoderSpec(97, 64, 96, 2, 6, 2, 16, 1e-5, 2048, RopeSpec(10000.0), False, ())
 ON: dict[str, Any] = {
