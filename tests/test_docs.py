@@ -1,4 +1,4 @@
-"""What docs/ci.md tells people to paste and to type."""
+"""What docs/ci.md and CONTRIBUTING.md tell people to paste and to type."""
 
 from __future__ import annotations
 
@@ -37,3 +37,13 @@ def test_the_table_has_every_limit_with_its_default():
     del limits["name"]
     table = re.findall(r"^\| `check\.(\w+)` \| (\S+) \|", CI, re.MULTILINE)
     assert {name: yaml.safe_load(default) for name, default in table} == limits
+
+
+def test_the_adapter_that_contributors_are_shown_is_the_one_that_runs():
+    from tests.model import tiny_families
+
+    root = Path(__file__).parent.parent
+    adapter, entry = re.findall(r"```python\n(.*?)```", (root / "CONTRIBUTING.md").read_text(), re.DOTALL)
+
+    assert adapter == (root / "skote" / "model" / "families" / "mistral.py").read_text()
+    assert entry in Path(tiny_families.__file__).read_text()

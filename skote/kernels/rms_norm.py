@@ -21,6 +21,15 @@ def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tor
     return (wide * scale * weight.float()).to(x.dtype)
 
 
+def layer_norm_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """LayerNorm, y = (x - mean) / sqrt(var + eps) * weight + bias (Ba et al., arXiv 1607.06450), in fp32; like `x`."""
+    wide = x.float()
+    centred = wide - wide.mean(-1, keepdim=True)
+    scale = torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + eps)
+    normed = centred * scale * weight.float()
+    return (normed if bias is None else normed + bias.float()).to(x.dtype)
+
+
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, paths: Paths) -> torch.Tensor:
     """RMSNorm by the Triton kernel on CUDA, by the reference on every other backend; counts the choice in `paths`.
 

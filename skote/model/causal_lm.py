@@ -5,7 +5,7 @@ The baseline arm and our tiers 2 and 3 load here, so that they multiply by the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
 from skote.model.checkpoint import fill_random
-from skote.model.spec import read_config
+from skote.model.config_file import read_config
 from skote.types import CheckpointError
 
 
@@ -72,6 +72,45 @@ def empty_module(local_dir: Path, layers: int | None) -> Any:  # noqa: ANN401
     auto: Any = transformers.AutoModelForCausalLM
     with _named(local_dir), torch.device("meta"):
         return auto.from_config(config)
+
+
+@torch.no_grad()
+def module_over(
+    local_dir: Path, tensors: Iterable[tuple[str, torch.Tensor]], *, device: torch.device, layers: int | None
+) -> Any:  # noqa: ANN401
+    """The directory's model, ready for eager inference, over `tensors` by the names of its parameters, uncopied.
+
+    Raises:
+        CheckpointError: Transformers does not know the model, or it has other parameters.
+    """
+    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    given = dict(tensors)
+    dtype = next(iter(given.values())).dtype
+    config = _config(local_dir, layers)
+    auto: Any = transformers.AutoModelForCausalLM
+    with _named(local_dir):
+        with torch.device("meta"):
+            kind = type(auto.from_config(config))
+        # Loading one repeated number takes no room, and computes what is no parameter: frequencies, scales.
+        empty = {name: torch.zeros((), dtype=dtype).expand(tensor.shape) for name, tensor in given.items()}
+        module = load_causal_lm(
+            kind.from_pretrained,
+            None,
+            dtype,
+            config=config,
+            state_dict=empty,
+            attn_implementation="eager",
+        )
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    if set(names.values()) != set(given):
+        other = ", ".join(sorted(set(names.values()) ^ set(given))[:3])
+        raise CheckpointError(f"{local_dir} is a model with other parameters in Transformers: {other}.")
+    own = {name: torch.nn.Parameter(tensor, requires_grad=False) for name, tensor in given.items()}
+    for part in module.modules():
+        for leaf, parameter in part._parameters.items():
+            if parameter is not None:
+                part._parameters[leaf] = own[names[id(parameter)]]
+    return module.to(device).eval()
 
 
 def add_token(module: Any, token_id: int) -> bool:  # noqa: ANN401

@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 
-from skote.model.llama import adapter_refusal, load_spec
-from skote.model.spec import DecoderSpec, eos_ids, model_config
+from skote.model.adapters import adapter_refusal, load_spec
+from skote.model.config_file import eos_ids, model_config
+from skote.model.spec import DecoderSpec
 from skote.types import CheckpointError
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleFacts:
-    """A model that only Transformers runs, told by the same names as `DecoderSpec`.
+    """A model as Transformers runs it, told by the same names as `DecoderSpec`.
 
     `refusal` says why the lean decoder does not run it. `read_parameters` are those that a decode step reads, all
     experts of a mixture among them; `kv_values` is how many numbers a position takes in the cache.
@@ -51,6 +52,15 @@ def load_facts(local_dir: Path, layers: int | None = None) -> ModelFacts:
     refusal = adapter_refusal(model_config(local_dir))
     if refusal is None:
         return load_spec(local_dir, layers)
+    return load_module_facts(local_dir, layers, refusal)
+
+
+def load_module_facts(local_dir: Path, layers: int | None, refusal: str) -> ModuleFacts:
+    """The facts of a checkpoint directory as those of a Transformers module, which runs because of `refusal`.
+
+    Raises:
+        CheckpointError: as `load_facts`.
+    """
     from skote.model.causal_lm import empty_module
 
     return module_facts(empty_module(local_dir, layers), local_dir, refusal)

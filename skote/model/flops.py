@@ -19,10 +19,15 @@ def prefill_flops(facts: ModelFacts) -> dict[str, int] | None:
         return None
     q, kv = facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim
     keys_values = 2 * kv * facts.hidden
-    rest = 2 * q * facts.hidden + 3 * facts.hidden * facts.intermediate
+    fed = (facts.up_rows + facts.intermediate) * facts.hidden
+    if facts.experts is not None:
+        fed = facts.experts.chosen * fed + facts.experts.count * facts.hidden
+    rest = 2 * q * facts.hidden + fed
     pair = 2 * q  # q . k, and its weight times v: a multiplication and an addition for each of q's values, both times
+    whole = sum(window is None for window in facts.layer_windows[:-1])  # a window's pairs are not counted
     return {
         "fixed": 2 * (rest + facts.vocab * facts.hidden),
-        "per_token": 2 * (facts.layers * keys_values + (facts.layers - 1) * rest) + 2 * pair,
-        "per_pair": 2 * pair * (facts.layers - 1),
+        "per_token": 2 * (facts.layers * keys_values + (facts.layers - 1) * rest)
+        + (2 * pair if facts.layer_windows[-1] is None else 0),
+        "per_pair": 2 * pair * whole,
     }

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import torch
 
-from skote.model.checkpoint import VOCABULARY, fill_random, load_tensors
+from skote.model.checkpoint import added_rows, fill_random, load_tensors
 from skote.model.fingerprint import fingerprint
+from skote.model.layout import file_places, module_places
 from skote.model.spec import DecoderSpec
 
 _HUGE_PAGE = 2 << 20
@@ -19,7 +20,11 @@ _ALIGNMENT = 64
 
 
 class LayerWeights(NamedTuple):
-    """One layer: matrices are `[rows, columns]` as in `y = W x`, norms are `[hidden]`."""
+    """One layer: matrices are `[rows, columns]` as in `y = W x`, norms and biases are vectors.
+
+    What the spec does not have is None, of the two pre-norms an empty tensor. With experts `gate_up` and
+    `down` have one matrix an expert, and `router` one row.
+    """
 
     attn_norm: torch.Tensor
     qkv: torch.Tensor
@@ -27,6 +32,17 @@ class LayerWeights(NamedTuple):
     mlp_norm: torch.Tensor
     gate_up: torch.Tensor
     down: torch.Tensor
+    attn_norm_bias: torch.Tensor | None = None
+    qkv_bias: torch.Tensor | None = None
+    q_norm: torch.Tensor | None = None
+    k_norm: torch.Tensor | None = None
+    o_bias: torch.Tensor | None = None
+    attn_post_norm: torch.Tensor | None = None
+    mlp_norm_bias: torch.Tensor | None = None
+    router: torch.Tensor | None = None
+    gate_up_bias: torch.Tensor | None = None
+    down_bias: torch.Tensor | None = None
+    mlp_post_norm: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +53,22 @@ class DecoderWeights:
     layers: tuple[LayerWeights, ...]
     norm: torch.Tensor
     lm_head: torch.Tensor
+    norm_bias: torch.Tensor | None = None
+    positions: torch.Tensor | None = None
 
     def fingerprint(self, spec: DecoderSpec) -> str:
-        """The fingerprint of the checkpoint that these weights came from, whatever was fused."""
+        """The fingerprint of the module that these weights are, whatever was fused."""
         return fingerprint(self.named(spec))
 
     def named(self, spec: DecoderSpec) -> Iterator[tuple[str, torch.Tensor]]:
-        """The checkpoint's tensors by its names, as views."""
-        return ((name, view) for name, view in _views(spec, self).items())
+        """The tensors by their names in Transformers' module: views, or copies of what lies here in another order."""
+        return ((name, place.get()) for name, place in module_places(spec, self).items())
+
+
+def tensor_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor of a checkpoint's files, by its name there; a tied lm_head is left out."""
+    weights = _allocate(spec, torch.float32, torch.device("meta"))
+    return {name: place.shape for name, place in file_places(spec, weights).items()}
 
 
 def load_weights(
@@ -56,60 +80,32 @@ def load_weights(
         CheckpointError: as `load_tensors`.
     """
     weights = _allocate(spec, dtype, device)
-    places = _views(spec, weights)
     if random_seed is None:
-        for name, tensor in load_tensors(local_dir, spec, dtype=dtype):
-            places[name].copy_(tensor)
+        places = file_places(spec, weights)
+        shapes = {name: place.shape for name, place in places.items()}
+        for name, tensor in load_tensors(local_dir, spec, shapes, dtype=dtype, device=device):
+            places[name].put(tensor)
         return weights
-    for name, place in places.items():
-        own = len(place) - (spec.added_tokens if name in VOCABULARY else 0)
-        fill_random(place[:own], name, random_seed)
-        place[own:].zero_()
+    for name, place in module_places(spec, weights).items():
+        drawn = place.view if place.as_it_is else torch.empty(place.shape, dtype=dtype, device=device)
+        own = len(drawn) - added_rows(spec, name)
+        fill_random(drawn[:own], name, random_seed)
+        drawn[own:].zero_()
+        if not place.as_it_is:
+            place.put(drawn)
     return weights
-
-
-def _views(spec: DecoderSpec, weights: DecoderWeights) -> dict[str, torch.Tensor]:
-    """Where each tensor of the checkpoint lies in `weights`."""
-    q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    views = {"model.embed_tokens.weight": weights.embed, "model.norm.weight": weights.norm}
-    if not spec.tied_embeddings:
-        views["lm_head.weight"] = weights.lm_head
-    for index, layer in enumerate(weights.layers):
-        prefix = f"model.layers.{index}."
-        q_rows, k_rows, v_rows = torch.split(layer.qkv, [q, kv, kv])
-        gate_rows, up_rows = layer.gate_up.chunk(2)
-        views |= {
-            f"{prefix}input_layernorm.weight": layer.attn_norm,
-            f"{prefix}self_attn.q_proj.weight": q_rows,
-            f"{prefix}self_attn.k_proj.weight": k_rows,
-            f"{prefix}self_attn.v_proj.weight": v_rows,
-            f"{prefix}self_attn.o_proj.weight": layer.o,
-            f"{prefix}post_attention_layernorm.weight": layer.mlp_norm,
-            f"{prefix}mlp.gate_proj.weight": gate_rows,
-            f"{prefix}mlp.up_proj.weight": up_rows,
-            f"{prefix}mlp.down_proj.weight": layer.down,
-        }
-    return views
 
 
 def _allocate(spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> DecoderWeights:
     arena = _Arena(spec, dtype, device)
-    hidden, heads_dim = spec.hidden, spec.heads * spec.head_dim
+    nothing = torch.empty(0, dtype=dtype, device=device)
+    absent: dict[str, torch.Tensor] = dict.fromkeys(("attn_norm", "mlp_norm"), nothing)
     layers = tuple(
-        LayerWeights(
-            attn_norm=arena.take(hidden),
-            qkv=arena.take(spec.qkv_rows, hidden),
-            o=arena.take(hidden, heads_dim),
-            mlp_norm=arena.take(hidden),
-            gate_up=arena.take(2 * spec.intermediate, hidden),
-            down=arena.take(hidden, spec.intermediate),
-        )
+        LayerWeights(**absent | {part: arena.take(*shape) for part, shape in spec.layer_shapes().items()})
         for _ in range(spec.layers)
     )
-    embed = arena.take(spec.vocab, hidden)
-    norm = arena.take(hidden)
-    lm_head = embed if spec.tied_embeddings else arena.take(spec.vocab, hidden)
-    return DecoderWeights(embed=embed, layers=layers, norm=norm, lm_head=lm_head)
+    beside = {part: arena.take(*shape) for part, shape in spec.model_shapes().items()}
+    return DecoderWeights(layers=layers, **{"lm_head": beside["embed"]} | beside)
 
 
 class _Arena:
@@ -120,7 +116,8 @@ class _Arena:
     """
 
     def __init__(self, spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
-        elements = spec.parameters + _ALIGNMENT * len(spec.tensor_shapes())
+        pieces = spec.layers * len(spec.layer_shapes()) + len(spec.model_shapes())
+        elements = spec.parameters + _ALIGNMENT * pieces
         huge = device.type == "cpu" and hasattr(mmap, "MADV_HUGEPAGE")
         self._block = self._huge(elements, dtype) if huge else torch.empty(elements, dtype=dtype, device=device)
         self._taken = 0

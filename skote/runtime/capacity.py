@@ -70,6 +70,13 @@ def check_context(max_model_len: int | str | None, facts: ModelFacts) -> None:
         )
 
 
+def longest_context(max_model_len: int | str | None, facts: ModelFacts) -> int:
+    """The positions that a request may take at most, whatever memory there is; as `context_length`."""
+    if isinstance(max_model_len, int):
+        return max_model_len
+    return facts.max_positions if max_model_len == "auto" else min(facts.max_positions, DEFAULT_MAX_MODEL_LEN)
+
+
 def context_length(
     max_model_len: int | str | None, facts: ModelFacts, *, rows: int, element_size: int, device: torch.device
 ) -> int:
@@ -80,10 +87,8 @@ def context_length(
     Raises:
         CapacityError: "auto" where free memory is unknown, or has no room for one position a row.
     """
-    if isinstance(max_model_len, int):
-        return max_model_len
-    if max_model_len is None:
-        return min(facts.max_positions, DEFAULT_MAX_MODEL_LEN)
+    if max_model_len != "auto":
+        return longest_context(max_model_len, facts)
     memory = free_bytes(device)
     if memory is None:
         raise CapacityError(f"The free memory of {device} is unknown: give engine.max_model_len a number.")

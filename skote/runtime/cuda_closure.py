@@ -150,7 +150,8 @@ def described(decoder: Decoder, kernel_set: str, prefill: str, cache: PagedCache
         paths.setdefault(op, {})[path] = count
     return {
         "tier": 1,
-        "tier_reason": f"model_type llama has an adapter; decode step captured ({kernel_set} kernels), {prefill}",
+        "tier_reason": f"model_type {decoder.spec.family} has an adapter; "
+        f"decode step captured ({kernel_set} kernels), {prefill}",
         "kernel_set": kernel_set,
         "kv_cache_bytes": cache.nbytes,
         "notes": [],

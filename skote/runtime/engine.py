@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,16 @@ from numpy.typing import NDArray
 
 from skote.flags import TORCH_DTYPES, flags_record
 from skote.model.decoder import Decoder
-from skote.model.facts import ModelFacts, ModuleFacts, load_facts, module_facts
+from skote.model.facts import ModelFacts, ModuleFacts, load_facts, load_module_facts, module_facts
 from skote.model.fingerprint import fingerprint
 from skote.model.spec import DecoderSpec
 from skote.model.weights import load_weights
-from skote.runtime.capacity import check_context, check_request, context_length
+from skote.runtime.capacity import check_context, check_request, context_length, longest_context
 from skote.runtime.closure import Closure
 from skote.runtime.plain_closure import PlainClosure
 from skote.runtime.scheduler import SIZES
+from skote.runtime.self_check import SelfCheck, Verdict
+from skote.runtime.tier_choice import tier_1_refusal
 from skote.types import Desk, Emit, FinishReason, Request, UsageError
 
 PREFILL_CHUNK = 512
@@ -34,7 +36,8 @@ class SkotergyEngine:
     """One model on one device, in the lowest tier that runs it; `describe` says which and why.
 
     Tier 1, for the families with an adapter: the lean decoder and a static cache, captured on CUDA, on framework ops
-    elsewhere. Tier 2 and 3: the Transformers module, captured over our attention and cache, or eager.
+    elsewhere, once its logits were those of Transformers for a short text (`SelfCheck`). Tier 2 and 3: the Transformers
+    module, captured over our attention and cache, or eager.
 
     Args:
         local_dir: the checkpoint directory; with `random_seed` only its config.json is read.
@@ -88,14 +91,20 @@ class SkotergyEngine:
         self._dtype: torch.dtype = getattr(torch, TORCH_DTYPES[dtype])
         self._max_model_len, self._max_batch, self._prefill_chunk = max_model_len, max_batch, prefill_chunk
         self._prefix_cache = prefix_cache
-        self._bucketed = self._packed = False
         self._warmup_buckets, self._compile = warmup_buckets, compile
         self.facts: ModelFacts
         self._closure: Closure
+        self._bucketed = self._packed = False
+        self._check: Verdict | None = None
         if isinstance(facts, DecoderSpec):
-            self._load_decoder(Path(local_dir), facts if pad_id is None else facts.with_token(pad_id), random_seed)
-        else:
-            self._load_module(Path(local_dir), facts, random_seed, layers, pad_id)
+            spec = facts.within(longest_context(max_model_len, facts))
+            spec = spec if pad_id is None else spec.with_token(pad_id)
+            refusal = self._load_decoder(Path(local_dir), spec, random_seed, layers)
+            if refusal is None:
+                return
+            gc.collect()  # what tier 1 held of the device is free now
+            facts = load_module_facts(Path(local_dir), layers, refusal)
+        self._load_module(Path(local_dir), facts, random_seed, layers, pad_id)
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], emit: Emit) -> list[FinishReason]:
@@ -145,6 +154,7 @@ class SkotergyEngine:
             "max_batch": self.rows,
             "load_s": self._load_s,
             "flags": flags_record(),
+            "self_check": None if self._check is None else asdict(self._check),
             **described,
             "notes": [*self._without_effect(), *described["notes"]],
         }
@@ -154,39 +164,48 @@ class SkotergyEngine:
         """The kernels of a decode step, as `Closure.profile_step`."""
         return self._closure.profile_step()
 
-    def _load_decoder(self, local_dir: Path, spec: DecoderSpec, random_seed: int | None) -> None:
+    def _load_decoder(
+        self, local_dir: Path, spec: DecoderSpec, random_seed: int | None, layers: int | None
+    ) -> str | None:
+        """Set up tier 1; why it cannot be, or None."""
+        captured = self._compile and self._device.type == "cuda"
+        refusal = tier_1_refusal(spec, longest_context(self._max_model_len, spec), captured=captured)
+        if refusal is not None:
+            return refusal
         started = time.monotonic()
         weights = load_weights(local_dir, spec, dtype=self._dtype, device=self._device, random_seed=random_seed)
         self._load_s = time.monotonic() - started
         self._fingerprint = weights.fingerprint(spec)
         self.facts = spec
-        captured = self._compile and self._device.type == "cuda"
-        refusal = None
-        if captured:
+        self._capacity = self._context_length(self._max_batch)
+        decoder = Decoder(spec, weights, self._capacity)
+        check = SelfCheck(decoder, local_dir, layers)
+        closure = self._captured_closure(decoder) if captured else self._plain_closure(decoder)
+        self._check = check(closure.score)
+        if self._check.difference is None:
+            self._closure = closure
+        return self._check.difference
+
+    def _plain_closure(self, decoder: Decoder) -> Closure:
+        compiled = self._compile and self._device.type == "cpu"
+        return PlainClosure(decoder, capacity=self._capacity, compiled=compiled, rows=self._max_batch)
+
+    def _captured_closure(self, decoder: Decoder) -> Closure:
+        rows = self._max_batch
+        self._bucketed, self._packed = rows == 1, rows > 1
+        if rows == 1:
             from skote.runtime.cuda_closure import CudaClosure
 
-            refusal = CudaClosure.refusal(spec)
-        rows = self._max_batch
-        self._capacity = self._context_length(rows)
-        decoder = Decoder(spec, weights, self._capacity)
-        if captured and refusal is None:
-            self._bucketed, self._packed = rows == 1, rows > 1
-            if rows == 1:
-                self._closure = CudaClosure(decoder, capacity=self._capacity, warmup_buckets=self._warmup_buckets)
-                return
-            from skote.runtime.batch_closure import BatchClosure
+            return CudaClosure(decoder, capacity=self._capacity, warmup_buckets=self._warmup_buckets)
+        from skote.runtime.batch_closure import BatchClosure
 
-            self._closure = BatchClosure(
-                decoder,
-                capacity=self._capacity,
-                max_batch=rows,
-                prefill_chunk=self._prefill_chunk,
-                prefix_cache=self._prefix_cache,
-            )
-            return
-        notes = [] if refusal is None else [f"Prefill and decode step run on plain ops: {refusal}."]
-        compiled = self._compile and self._device.type == "cpu"
-        self._closure = PlainClosure(decoder, capacity=self._capacity, compiled=compiled, rows=rows, notes=notes)
+        return BatchClosure(
+            decoder,
+            capacity=self._capacity,
+            max_batch=rows,
+            prefill_chunk=self._prefill_chunk,
+            prefix_cache=self._prefix_cache,
+        )
 
     def _load_module(
         self, local_dir: Path, facts: ModuleFacts, random_seed: int | None, layers: int | None, pad_id: int | None
@@ -194,6 +213,7 @@ class SkotergyEngine:
         from skote.model.causal_lm import add_token, load_module
         from skote.runtime.module_closure import ModuleClosure
 
+        self._bucketed = self._packed = False
         started = time.monotonic()
         module = load_module(local_dir, dtype=self._dtype, device=self._device, random_seed=random_seed, layers=layers)
         if pad_id is not None and add_token(module, pad_id):

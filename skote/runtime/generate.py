@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from skote.runtime.cli import (
 )
 from skote.runtime.devices import resolve_devices, threads_per_replica
 from skote.runtime.engine import SkotergyEngine
+from skote.runtime.family_table import families_text
 from skote.runtime.text import TextCodec, load_tokenizer
 from skote.types import ExitCode, Request, Sampling, UsageError
 
@@ -105,6 +107,18 @@ def _stream(argv: Sequence[str] | None) -> int:
     return ExitCode.DONE
 
 
+class _Families(argparse.Action):
+    """Prints the table of families and ends, whatever else is asked for."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        """As `argparse.Action`."""
+        _write(families_text())
+        parser.exit()
+
+
 def _write(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
@@ -114,6 +128,7 @@ def _parser() -> Parser:
     parser = Parser(prog=_PROG, description="Generate text with one model on one device.")
     add_text_arguments(parser, 128)
     parser.add_argument("--prompt", metavar="TEXT", help="the prompt; without it, one a line from standard input")
+    parser.add_argument("--families", action=_Families, help="print which model families run in which tier, and end")
     parser.add_argument("--device", default=None, help="cpu, cuda:1, ...; by default the machine's first")
     return parser
 

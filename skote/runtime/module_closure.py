@@ -13,6 +13,7 @@ from skote.model.facts import ModuleFacts
 from skote.runtime.closure import emit_row
 from skote.runtime.module_attention import module_refusal, use_attention
 from skote.runtime.module_cache import ModuleCache, flash_attention
+from skote.runtime.module_check import apart, check_ids
 from skote.runtime.module_step import EagerStep, ModuleStep, StaticStep, forced_logits
 from skote.runtime.profile import kernel_times
 from skote.runtime.sampling import next_token, request_generator
@@ -120,7 +121,7 @@ class ModuleClosure:
             return reason
         started = time.monotonic()
         own = self._module.config._attn_implementation
-        prompt, forced = _check_ids(self._facts.vocab, capacity)
+        prompt, forced = check_ids(self._facts.vocab, capacity)
         expected = forced_logits(EagerStep(self._module), prompt, forced)
         cache = ModuleCache(capacity, device=self._module.device, decode_attention=flash_attention(capacity))
         try:
@@ -156,15 +157,9 @@ def difference(
         return f"{len(cache.layers)} of its {layers} layers use the attention function"
     exact = torch.get_float32_matmul_precision() == "highest"
     dtype = torch.float16 if module.dtype == torch.float32 and not exact else module.dtype
-    apart = float(((found - expected).norm(dim=-1) / expected.norm(dim=-1)).max())
-    if apart <= _TOLERANCE[dtype]:
+    distance = apart(found, expected)
+    if distance <= _TOLERANCE[dtype]:
         return None
-    return f"its logits came out {apart:.1e} of their norm away from the eager ones, {_TOLERANCE[dtype]:.0e} is allowed"
-
-
-def _check_ids(vocab: int, capacity: int) -> tuple[list[int], list[int]]:
-    """A short random prompt, and tokens to force after it."""
-    new = min(8, capacity)
-    prompt = min(16, capacity - new + 1)
-    ids: list[int] = torch.randint(vocab, (prompt + new,), generator=torch.Generator().manual_seed(0)).tolist()
-    return ids[:prompt], ids[prompt:]
+    return (
+        f"its logits came out {distance:.1e} of their norm away from the eager ones, {_TOLERANCE[dtype]:.0e} is allowed"
+    )

@@ -26,12 +26,9 @@ class PlainClosure:
         capacity: positions of a row.
         compiled: compile the decode step.
         rows: requests that `serve` advances in turn, each in a cache of its own.
-        notes: sentences about why this path runs, for `describe`.
     """
 
-    def __init__(
-        self, decoder: Decoder, *, capacity: int, compiled: bool, rows: int = 1, notes: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, decoder: Decoder, *, capacity: int, compiled: bool, rows: int = 1) -> None:
         self.rows = rows
         self._decoder = decoder
         self._capacity = capacity
@@ -39,7 +36,6 @@ class PlainClosure:
         self._cache = self._caches[0]
         self._batch_cache: StaticCache | None = None
         self._step = DecodeStep(decoder, self._cache, compiled=compiled)
-        self._notes = notes
 
     def generate(self, requests: Sequence[Request], emit: Emit) -> list[FinishReason]:
         """As `Engine.generate`."""
@@ -73,13 +69,14 @@ class PlainClosure:
             paths.setdefault(op, {})[path] = count
         return {
             "tier": 1,
-            "tier_reason": f"model_type llama has an adapter; decode step {step}, prefill by {self._decoder.gemm}",
+            "tier_reason": f"model_type {self._decoder.spec.family} has an adapter; "
+            f"decode step {step}, prefill by {self._decoder.gemm}",
             "kernel_set": "framework ops",
             "compile_s": self._step.compile_s,
             "kv_cache_bytes": sum(
                 tensor.nbytes for cache in self._caches for layer in cache.layers for tensor in layer
             ),
-            "notes": [*self._notes, *self._step.notes],
+            "notes": self._step.notes,
             "paths": paths,
         }
 

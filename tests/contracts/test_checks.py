@@ -21,7 +21,7 @@ EXPECTED = {
     "pad_token": {"rows_added_within": 0, "rows_added_beyond": 1, "logits_difference": 0},
     "loading": {"dtypes_as_asked": 3, "falls_back": 1},
     "device": {"rows_differing": 0},
-    "families": {"rows_differing": 0, "families": 3, "weight_files": 0},
+    "families": {"rows_differing": 0, "families": 23, "in_tier_1": 21, "weight_files": 0},
     "in_flight": {"launches_above_cap": 0, "requests_lost": 0, "replicas_idle": 0},
     "cancelling": {"requests_lost": 0, "cancelled_too_late": 0, "running_finished": 0},
     "flags": {"precision_high": 1, "tf32": 1, "cudnn_autotune": 0},

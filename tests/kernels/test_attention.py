@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -105,3 +107,53 @@ def test_half_precision_caches() -> None:
     assert (decode.dtype, prefill.dtype) == (torch.float32, torch.bfloat16)
     torch.testing.assert_close(decode.double(), expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(prefill.double(), expected, rtol=2**-6, atol=2**-6)
+
+
+def scored(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: float | int | None) -> torch.Tensor:
+    """By loops in fp64, with a scale, a soft cap and a window."""
+    scale, softcap, window = (options.get(name) for name in ("scale", "softcap", "window"))
+    out = torch.zeros(q.shape, dtype=torch.float64)
+    batch, heads, tokens, dim = q.shape
+    group, length = heads // k.shape[1], k.shape[2]
+    for b, h, t in itertools.product(range(batch), range(heads), range(tokens)):
+        newest = length - tokens + t
+        seen = range(max(0, newest - (window or length) + 1), newest + 1)
+        scores = [float(q[b, h, t].double() @ k[b, h // group, p].double()) for p in seen]
+        scores = [score * (dim**-0.5 if scale is None else scale) for score in scores]
+        scores = scores if softcap is None else [softcap * math.tanh(score / softcap) for score in scores]
+        total = sum(math.exp(score) for score in scores)
+        for p, score in zip(seen, scores, strict=True):
+            out[b, h, t] += math.exp(score) / total * v[b, h // group, p].double()
+    return out
+
+
+OPTIONS = [{"scale": 0.7}, {"softcap": 0.5}, {"window": 3}, {"window": 20}, {"scale": 0.7, "softcap": 0.5, "window": 1}]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(("tokens", "length"), [(5, 5), (1, 6), (3, 8)])
+def test_prefill_with_scales_caps_and_windows(options: dict[str, Any], tokens: int, length: int) -> None:
+    q = drawn(2, 6, tokens, 8, seed=1)
+    k, v = drawn(2, 2, length, 8, seed=2), drawn(2, 2, length, 8, seed=3)
+    expected = scored(q, k, v, **options)
+
+    for key_mask in (None, torch.zeros(2, length)):
+        out = prefill_attention(q, k, v, key_mask, **options)
+        torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", OPTIONS[:2], ids=str)
+def test_decode_with_a_scale_and_a_cap(options: dict[str, Any]) -> None:
+    q, k, v = drawn(1, 6, 1, 8, seed=1), drawn(1, 2, 7, 8, seed=2), drawn(1, 2, 7, 8, seed=3)
+
+    out = decode_attention(q, k, v, torch.zeros(1, 7), **options)
+
+    torch.testing.assert_close(out.double(), scored(q, k, v, **options), rtol=1e-5, atol=1e-6)
+
+
+def test_a_window_counts_columns_where_there_is_padding() -> None:
+    q, k, v = drawn(1, 2, 4, 8, seed=1), drawn(1, 2, 7, 8, seed=2), drawn(1, 2, 7, 8, seed=3)
+
+    padded = prefill_attention(q, k, v, mask_of([3], 7), window=2)
+
+    torch.testing.assert_close(padded.double(), scored(q, k[:, :, 3:], v[:, :, 3:], window=2), rtol=1e-5, atol=1e-6)

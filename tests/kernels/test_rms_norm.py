@@ -9,10 +9,11 @@ from collections import Counter
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from skote.kernels.rms_norm import Paths, rms_norm, rms_norm_reference
+from skote.kernels.rms_norm import Paths, layer_norm_reference, rms_norm, rms_norm_reference
 
 SIZES = (1, 5, 123, 576, 4096, 5120, 8192)
 
@@ -29,6 +30,17 @@ def test_by_hand() -> None:
     y = rms_norm_reference(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0]), 0.0)
 
     torch.testing.assert_close(y, torch.tensor([[3.0 / 12.5**0.5, 8.0 / 12.5**0.5]]))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_layer_norm_equals_torchs(dtype: torch.dtype, bias: bool) -> None:
+    x, weight, shift = drawn(4, 123, dtype=dtype), drawn(123, dtype=dtype, seed=4), drawn(123, dtype=dtype, seed=5)
+
+    found = layer_norm_reference(x, weight, shift if bias else None, 1e-3)
+
+    wide = F.layer_norm(x.float(), (123,), weight.float(), shift.float() if bias else None, 1e-3)
+    torch.testing.assert_close(found, wide.to(dtype), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
 def test_a_row_of_zeros_stays_zero() -> None:

@@ -59,14 +59,25 @@ def test_llama3_by_the_turns_over_the_original_context(original: int, expected: 
             {"rope_type": "llama3", "rope_theta": 500000.0, "original_max_position_embeddings": 8192} | LLAMA3,
             {"theta": 500000.0, "kind": "llama3", "original_max_positions": 8192} | LLAMA3,
         ),
+        (
+            {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 2048},
+            {"theta": 10000.0, "kind": "yarn", "factor": 4.0, "original_max_positions": 2048},
+        ),
+        (
+            {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 4096}
+            | {"beta_fast": 8.0, "beta_slow": 2.0, "truncate": False},
+            {"theta": 1e6, "kind": "yarn", "factor": 16.0, "original_max_positions": 4096}
+            | {"beta_fast": 8.0, "beta_slow": 2.0, "truncate": False},
+        ),
     ],
-    ids=["default", "linear", "llama3"],
+    ids=["default", "linear", "llama3", "yarn", "yarn without whole ends"],
 )
 def test_tables_equal_transformers_also_beyond_the_original_context(
     head_dim: int, theirs: dict[str, Any], ours: dict[str, Any]
 ) -> None:
     positions = torch.tensor([0, 1, 2, 77, 4095, 8191, 8192, 8193, 12000])
-    cos, sin = rope_table(12001, inverse_frequencies(head_dim, **ours))
+    amplitude = 0.1 * math.log(ours["factor"]) + 1.0 if ours.get("kind") == "yarn" else 1.0
+    cos, sin = rope_table(12001, inverse_frequencies(head_dim, **ours), amplitude=amplitude)
 
     expected_cos, expected_sin = transformers_table(positions, head_dim, theirs)
 
@@ -116,3 +127,20 @@ def test_position_zero_does_not_rotate_and_half_precision_is_rounded_once() -> N
 def test_a_table_without_positions_is_refused() -> None:
     with pytest.raises(CapacityError, match="at least one position, got 0"):
         rope_table(0, inverse_frequencies(8, 10000.0))
+
+
+def test_longrope_divides_each_pair_by_its_own() -> None:
+    frequencies = inverse_frequencies(4, 10000.0, kind="longrope", divisors=(2.0, 5.0))
+
+    torch.testing.assert_close(frequencies, torch.tensor([0.5, 0.002]))
+
+
+def test_what_is_not_rotated_stays_as_it_is_whatever_the_amplitude() -> None:
+    cos, sin = rope_table(3, torch.tensor([1.0]), head_dim=6, amplitude=2.0)
+
+    expected = [2 * math.cos(2.0), 1.0, 1.0]
+    torch.testing.assert_close(cos[2], torch.tensor([*expected, *expected]))
+    torch.testing.assert_close(sin[2], torch.tensor([2 * math.sin(2.0), 0.0, 0.0] * 2))
+    still = rope_table(3, torch.empty(0), head_dim=6)
+    assert still[0].eq(1).all()
+    assert still[1].eq(0).all()

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from skote.model.adapters import load_spec
 from skote.model.decoder import Decoder
-from skote.model.llama import load_spec
 from skote.model.weights import load_weights
 from skote.runtime.cache import StaticCache
 

@@ -9,18 +9,19 @@ from typing import Any
 
 import pytest
 
+from skote.model.adapters import load_spec
 from skote.model.facts import ModuleFacts, load_facts
-from skote.model.llama import load_spec
 from skote.types import CheckpointError
 
-QWEN2 = {
-    "model_type": "qwen2",
+SEED_OSS = {
+    "model_type": "seed_oss",
     "vocab_size": 100,
     "hidden_size": 24,
     "intermediate_size": 40,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
+    "head_dim": 6,
     "max_position_embeddings": 64,
     "tie_word_embeddings": False,
     "eos_token_id": 9,
@@ -31,7 +32,7 @@ TABLE = 100 * 24
 
 
 def facts(directory: Path, layers: int | None = None, **changes: Any) -> ModuleFacts:
-    (directory / "config.json").write_text(json.dumps(QWEN2 | changes))
+    (directory / "config.json").write_text(json.dumps(SEED_OSS | changes))
     found = load_facts(directory, layers)
     assert isinstance(found, ModuleFacts)
     return found
@@ -41,7 +42,7 @@ def test_sizes_by_hand(tmp_path: Path) -> None:
     found = facts(tmp_path)
 
     assert found == ModuleFacts(
-        refusal="model_type 'qwen2' has no adapter in skote.model; there is one for 'llama'",
+        refusal="model_type 'seed_oss' has no adapter in skote.model.families",
         vocab=100,
         max_positions=64,
         eos_ids=(9,),
@@ -75,7 +76,8 @@ def test_the_generation_config_decides_what_ends_a_text(tmp_path: Path) -> None:
 
 
 def test_learned_positions_are_a_table_too(tmp_path: Path) -> None:
-    config = {"model_type": "gpt2", "vocab_size": 100, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 32}
+    config = {"model_type": "gpt_bigcode", "vocab_size": 100, "n_embd": 24, "n_layer": 2, "n_head": 4}
+    config |= {"n_positions": 32, "multi_query": False}
     (tmp_path / "config.json").write_text(json.dumps(config))
     found = load_facts(tmp_path)
 
@@ -90,10 +92,10 @@ def test_a_model_with_an_adapter_is_its_spec(make_checkpoint: Callable[..., Path
 
 
 def test_a_llama_that_the_decoder_does_not_compute_is_a_module(make_checkpoint: Callable[..., Path]) -> None:
-    found = load_facts(make_checkpoint(attention_bias=True))
+    found = load_facts(make_checkpoint(hidden_act="tanh"))
 
     assert isinstance(found, ModuleFacts)
-    assert found.refusal == "config.json has attention_bias=True; the Llama decoder computes only False"
+    assert found.refusal.startswith("its activation is 'tanh'; the decoder computes gelu, gelu_new, ")
 
 
 @pytest.mark.parametrize(

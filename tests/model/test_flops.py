@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from skote.model.adapters import load_spec
 from skote.model.facts import ModuleFacts
 from skote.model.flops import prefill_flops
-from skote.model.llama import load_spec
 
 PROMPT = 7
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from skote.model import gguf as module
+from skote.model.adapters import load_spec
 from skote.model.gguf import checkpoint_name, convert_gguf, llama_config, unpermute_rope
-from skote.model.llama import load_spec
 from skote.types import CheckpointError
 
 Make = Callable[..., Path]

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from skote.model.llama import load_spec
-from skote.model.spec import DecoderSpec, RopeSpec, read_config, read_json
+from skote.model.adapters import load_spec
+from skote.model.config_file import read_config, read_json
+from skote.model.spec import DecoderSpec, RopeSpec
+from skote.model.weights import tensor_shapes
 from skote.types import CheckpointError
 
 SPEC = DecoderSpec(
@@ -70,23 +72,23 @@ def test_tensor_shapes_equal_those_that_transformers_saves(
     with safe_open(directory / "model.safetensors", framework="np") as file:
         saved = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (not a mapping)
 
-    assert load_spec(directory).tensor_shapes() == saved
+    assert tensor_shapes(load_spec(directory)) == saved
 
 
 def test_a_token_beyond_the_vocabulary_adds_rows_and_one_inside_none() -> None:
     assert SPEC.with_token(9) is SPEC
     grown = SPEC.with_token(10)
     assert (grown.vocab, grown.added_tokens) == (11, 1)
-    assert grown.tensor_shapes()["model.embed_tokens.weight"] == (11, 6)
+    assert tensor_shapes(grown)["model.embed_tokens.weight"] == (11, 6)
     again = grown.with_token(12)
     assert (again.vocab, again.added_tokens) == (13, 3)
 
 
 def test_fewer_layers_are_the_first_ones() -> None:
-    names = SPEC.with_layers(1).tensor_shapes()
+    names = tensor_shapes(SPEC.with_layers(1))
 
     assert not any("layers.1." in name for name in names)
-    assert set(names) < set(SPEC.tensor_shapes())
+    assert set(names) < set(tensor_shapes(SPEC))
 
 
 @pytest.mark.parametrize("name", ["vocab", "hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim"])

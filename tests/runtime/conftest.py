@@ -24,6 +24,7 @@ SHAPE = {
 }
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2, biases": ("Qwen2Config", {}),
+    "seed_oss, no adapter": ("SeedOssConfig", {"head_dim": 16}),
     "qwen3, norms of queries and keys": ("Qwen3Config", {"head_dim": 16}),
     "gpt2, learned positions": ("GPT2Config", {"scale_attn_by_inverse_layer_idx": True}),
     "phi3, fused projections": ("Phi3Config", {}),
@@ -68,10 +69,10 @@ def make_module() -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def qwen2_directory(make_module: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of the Qwen2 model above; read only."""
-    directory = tmp_path_factory.mktemp("qwen2")
-    make_module("qwen2, biases").save_pretrained(directory)
+def module_directory(make_module: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of the model above that has no adapter; read only."""
+    directory = tmp_path_factory.mktemp("module")
+    make_module("seed_oss, no adapter").save_pretrained(directory)
     return directory
 
 

@@ -15,8 +15,8 @@ pytest.importorskip("triton")
 
 from skote.flags import TORCH_DTYPES
 from skote.kernels.gumbel_best_triton import gumbel_best_reference
+from skote.model.adapters import load_spec
 from skote.model.decoder import Decoder
-from skote.model.llama import load_spec
 from skote.model.spec import DecoderSpec, RopeSpec
 from skote.model.weights import load_weights
 from skote.runtime.cuda_closure import CudaClosure

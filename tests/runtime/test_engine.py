@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from skote.flags import applied, flags_for
-from skote.model.llama import load_spec
+from skote.model.adapters import load_spec
 from skote.runtime.engine import SkotergyEngine
 from skote.types import CapacityError, CheckpointError, FinishReason, Request, RequestError, Sampling, UsageError
 

@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 
 from skote.kernels.add_rms_norm_triton import add_rms_norm_reference
 from skote.kernels.attention import prefill_attention
+from skote.kernels.experts import many_rows_experts
 from skote.kernels.gate_up_gemm_triton import gate_up_gemm_reference
 from skote.kernels.qkv_gemm_triton import qkv_gemm_reference
 from skote.kernels.rms_norm import rms_norm_reference
@@ -78,9 +79,10 @@ def test_a_pass_through_the_layers_twice(chain: GemmChain) -> None:
     start = torch.randn(ROWS, SPEC.hidden)
     mask = torch.zeros(1, ROWS)
     ops = Ops(
-        norm=lambda x, weight: rms_norm_reference(x, weight, SPEC.norm_eps),
+        norm=lambda x, weight, _: rms_norm_reference(x, weight, SPEC.norm_eps),
         linear=lambda x, weight: x @ weight.T,
         attention=prefill_attention,
+        experts=many_rows_experts,
     )
     for _ in range(2):
         x, expected = start.clone(), start[None]
@@ -95,7 +97,7 @@ def test_a_pass_through_the_layers_twice(chain: GemmChain) -> None:
             torch.testing.assert_close((k, v), (wanted_k, wanted_v), rtol=1e-5, atol=1e-5)
         assert chain.norm(x, weights.norm) == ("add_rms_norm",)
         torch.testing.assert_close(x, expected[0], rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(chain.normed, ops.norm(x, weights.norm), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(chain.normed, ops.norm(x, weights.norm, None), rtol=1e-5, atol=1e-5)
 
 
 def test_without_query_heads_keys_and_values_alone_are_written(chain: GemmChain) -> None:

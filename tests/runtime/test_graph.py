@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch._inductor.exc import InductorError
 
+from skote.model.adapters import load_spec
 from skote.model.decoder import Decoder
-from skote.model.llama import load_spec
 from skote.model.weights import load_weights
 from skote.runtime.cache import StaticCache
 from skote.runtime.graph import DecodeStep

@@ -105,8 +105,8 @@ def test_requests_that_join_and_leave_get_the_tokens_of_a_run_alone(make_checkpo
     assert engine.describe()["max_batch"] == rows
 
 
-def test_rows_of_a_transformers_module_take_turns_too(qwen2_directory: Path, run: Run) -> None:
-    alone, engine = build(qwen2_directory), build(qwen2_directory, max_batch=3)
+def test_rows_of_a_transformers_module_take_turns_too(module_directory: Path, run: Run) -> None:
+    alone, engine = build(module_directory), build(module_directory, max_batch=3)
     assert engine.rows == 3
     requests = [Request(each.request_id, each.input_ids, each.max_new_tokens, each.sampling) for each in REQUESTS[:8]]
     desk = Desk(requests, {})

@@ -42,14 +42,14 @@ def greedy(ids: Sequence[int], n: int, name: str = "r") -> Request:
 
 
 @pytest.fixture(scope="module")
-def engine(qwen2_directory: Path) -> SkotergyEngine:
-    made: SkotergyEngine = build(SkotergyEngine, qwen2_directory)
+def engine(module_directory: Path) -> SkotergyEngine:
+    made: SkotergyEngine = build(SkotergyEngine, module_directory)
     return made
 
 
 @pytest.fixture(scope="module")
-def baseline(qwen2_directory: Path) -> TransformersEngine:
-    made: TransformersEngine = build(TransformersEngine, qwen2_directory)
+def baseline(module_directory: Path) -> TransformersEngine:
+    made: TransformersEngine = build(TransformersEngine, module_directory)
     return made
 
 
@@ -68,11 +68,11 @@ class TestEager:
         assert run(engine, *batch)[0] == [run(engine, each)[0][0] for each in batch]
 
     def test_the_end_token_ends_a_row(
-        self, engine: SkotergyEngine, qwen2_directory: Path, tmp_path: Path, run: Run
+        self, engine: SkotergyEngine, module_directory: Path, tmp_path: Path, run: Run
     ) -> None:
         tokens = run(engine, greedy(prompt(12), 10))[0][0]
         index = next(index for index in range(2, 10) if tokens[index] not in tokens[:index])
-        for file in qwen2_directory.iterdir():
+        for file in module_directory.iterdir():
             (tmp_path / file.name).write_bytes(file.read_bytes())
         (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, tokens[index]]}))
         stopping = build(SkotergyEngine, tmp_path)
@@ -93,8 +93,8 @@ class TestEager:
         small = Request("a", prompt(12), 10, Sampling(1.0, top_p=1e-6), ignore_eos=True)
         assert run(engine, small) == run(engine, greedy(prompt(12), 10))
 
-    def test_requests_that_do_not_fit_are_refused(self, qwen2_directory: Path, run: Run) -> None:
-        small = build(SkotergyEngine, qwen2_directory, max_model_len=16)
+    def test_requests_that_do_not_fit_are_refused(self, module_directory: Path, run: Run) -> None:
+        small = build(SkotergyEngine, module_directory, max_model_len=16)
 
         run(small, greedy(prompt(9), 8))
         with pytest.raises(CapacityError, match="needs 17 positions"):
@@ -106,9 +106,9 @@ class TestEager:
         described = json.loads(json.dumps(engine.describe()))
 
         assert described["tier"] == 3
-        assert described["tier_reason"].startswith("Qwen2ForCausalLM of Transformers ")
+        assert described["tier_reason"].startswith("SeedOssForCausalLM of Transformers ")
         assert "eager, sdpa attention, dynamic cache, because tier 2 needs a CUDA device; " in described["tier_reason"]
-        assert "no tier 1, because model_type 'qwen2' has no adapter" in described["tier_reason"]
+        assert "no tier 1, because model_type 'seed_oss' has no adapter" in described["tier_reason"]
         assert described["kv_cache_bytes"] is None
         assert described["max_model_len"] == 64
         assert engine.profile_step() == []
@@ -119,17 +119,19 @@ class TestEager:
     [{}, {"dtype": "bf16"}, {"layers": 1}, {"pad_id": 97}, {"random_seed": 5}, {"random_seed": 5, "layers": 1}],
     ids=str,
 )
-def test_both_arms_hold_the_same_weights(qwen2_directory: Path, options: dict[str, Any]) -> None:
-    mine, theirs = (build(kind, qwen2_directory, **options).describe() for kind in (SkotergyEngine, TransformersEngine))
+def test_both_arms_hold_the_same_weights(module_directory: Path, options: dict[str, Any]) -> None:
+    mine, theirs = (
+        build(kind, module_directory, **options).describe() for kind in (SkotergyEngine, TransformersEngine)
+    )
 
     assert mine["weights_fingerprint"] == theirs["weights_fingerprint"]
     assert mine["parameters"] == theirs["parameters"]
 
 
-def test_an_added_token_adds_one_row(qwen2_directory: Path, engine: SkotergyEngine) -> None:
+def test_an_added_token_adds_one_row(module_directory: Path, engine: SkotergyEngine) -> None:
     request, forced = greedy(prompt(9), 3), prompt(3)
 
-    logits = build(SkotergyEngine, qwen2_directory, pad_id=96).score(request, forced)
+    logits = build(SkotergyEngine, module_directory, pad_id=96).score(request, forced)
 
     assert logits.shape == (3, 97)
     np.testing.assert_allclose(logits[:, :96], engine.score(request, forced), rtol=1e-5, atol=1e-5)
@@ -154,9 +156,9 @@ class TestChoice:
 
     @torch.no_grad()
     def test_a_step_that_agrees_is_taken(
-        self, make_module: Make, qwen2_directory: Path, engine: SkotergyEngine
+        self, make_module: Make, module_directory: Path, engine: SkotergyEngine
     ) -> None:
-        closure = self.closure(make_module("qwen2, biases"), qwen2_directory)
+        closure = self.closure(make_module("seed_oss, no adapter"), module_directory)
         described = closure.describe()
         request, forced = greedy(prompt(9), 7), prompt(7, seed=1)
 
@@ -168,7 +170,7 @@ class TestChoice:
 
     @torch.no_grad()
     def test_one_that_computes_something_else_is_not(
-        self, make_module: Make, qwen2_directory: Path, monkeypatch: pytest.MonkeyPatch, run: Run
+        self, make_module: Make, module_directory: Path, monkeypatch: pytest.MonkeyPatch, run: Run
     ) -> None:
         def forgetful(
             q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, position: torch.Tensor, table: torch.Tensor
@@ -176,8 +178,8 @@ class TestChoice:
             return flash_decode_reference(q, k, v, position - 1, table, page=PAGE)
 
         self.attend_with(monkeypatch, forgetful)
-        module = make_module("qwen2, biases")
-        closure = self.closure(module, qwen2_directory)
+        module = make_module("seed_oss, no adapter")
+        closure = self.closure(module, module_directory)
 
         assert closure.describe()["tier"] == 3
         assert "its logits came out" in closure.describe()["tier_reason"]
@@ -185,21 +187,21 @@ class TestChoice:
 
     @torch.no_grad()
     def test_one_that_fails_says_why(
-        self, make_module: Make, qwen2_directory: Path, monkeypatch: pytest.MonkeyPatch
+        self, make_module: Make, module_directory: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def fail(_: StaticStep) -> None:
             raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
         monkeypatch.setattr(StaticStep, "capture", fail)
-        closure = self.closure(make_module("qwen2, biases"), qwen2_directory)
+        closure = self.closure(make_module("seed_oss, no adapter"), module_directory)
 
         reason = closure.describe()["tier_reason"]
         assert "because operation not permitted when stream is capturing; no tier 1" in reason
         assert closure.score(greedy((3, 4), 2), (5, 6)).shape == (2, 96)
 
     @pytest.mark.parametrize("name", ["stablelm", "phi3, windows"])
-    def test_one_that_must_not_be_tried_is_not(self, make_module: Make, qwen2_directory: Path, name: str) -> None:
-        assert self.closure(make_module(name), qwen2_directory).describe()["tier"] == 3
+    def test_one_that_must_not_be_tried_is_not(self, make_module: Make, module_directory: Path, name: str) -> None:
+        assert self.closure(make_module(name), module_directory).describe()["tier"] == 3
 
 
 class TestDifference:

@@ -1,0 +1,33 @@
+"""Whether tier 1 runs a model: what depends on the device and on how long its texts may become."""
+
+from __future__ import annotations
+
+from skote.model.spec import DecoderSpec
+
+KERNEL_SWITCHES: frozenset[str] = frozenset()
+"""The switches of a `DecoderSpec` that the kernels on CUDA compute, in both sets and in all prefills."""
+_BY_LENGTH = ("dynamic", "longrope")
+
+
+def tier_1_refusal(spec: DecoderSpec, positions: int, *, captured: bool) -> str | None:
+    """Why tier 1 does not run `spec` for texts of up to `positions`, or None; `captured`: on the CUDA kernels."""
+    for rope in spec.layer_ropes:
+        if rope is not None and rope.kind in _BY_LENGTH and positions > rope.original_max_positions:
+            original = rope.original_max_positions
+            return (
+                f"its rope type {rope.kind!r} rotates by the length of the whole text beyond {original} positions; "
+                f"engine.max_model_len={original} keeps to them"
+            )
+    if not captured:
+        return None
+    missing = missing_switches(spec)
+    if missing:
+        return f"the CUDA kernels do not compute {' and '.join(missing)} of its spec"
+    from skote.runtime.cuda_closure import CudaClosure
+
+    return CudaClosure.refusal(spec)
+
+
+def missing_switches(spec: DecoderSpec) -> list[str]:
+    """The switches of `spec` that the kernels on CUDA do not compute."""
+    return [switch for switch in spec.switches() if switch not in KERNEL_SWITCHES]

@@ -1,0 +1,85 @@
+"""Every family through the engine: tier 1 after its self-check, alone, in a padded batch, and by the compiled step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from skote.runtime.engine import SkotergyEngine
+from skote.types import Request
+from tests.model.tiny_families import MODELS, VOCAB, make_model
+
+PROMPTS = [
+    tuple(torch.randint(3, VOCAB, (length,), generator=torch.Generator().manual_seed(length)).tolist())
+    for length in (31, 4, 17)
+]
+POSITIONS = 100  # phi4 mini rotates otherwise beyond 120
+
+
+def build(directory: Path, **options: Any) -> SkotergyEngine:
+    options = {"compile": False, "max_model_len": POSITIONS} | options
+    return SkotergyEngine(local_dir=str(directory), device="cpu", dtype="fp32", **options)
+
+
+ONE_A_FAMILY = {model_type: name for name, (model_type, _) in MODELS.items()}
+
+
+@pytest.mark.parametrize("name", ONE_A_FAMILY.values())
+def test_a_padded_batch_is_its_rows_alone_and_both_are_checked(
+    tmp_path: Path, run: Callable[..., Any], name: str
+) -> None:
+    make_model(name, tmp_path)
+    engine = build(tmp_path)
+    described = engine.describe()
+    requests = [Request(f"r{index}", ids, 12, ignore_eos=True) for index, ids in enumerate(PROMPTS)]
+
+    assert described["tier"] == 1, described["tier_reason"]
+    assert described["self_check"]["distance"] < 1e-4
+    assert f"model_type {MODELS[name][0]} has an adapter" in described["tier_reason"]
+    assert run(engine, *requests)[0] == [run(engine, request)[0][0] for request in requests]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gemma3", "mixtral", "stablelm 2 12b", "opt"])
+def test_the_compiled_step_is_the_plain_one(tmp_path: Path, name: str) -> None:
+    make_model(name, tmp_path)
+    plain = build(tmp_path)
+    torch._dynamo.reset()
+    compiled = build(tmp_path, compile=True)
+    described = compiled.describe()
+    request, forced = Request("a", PROMPTS[1], 60), tuple(PROMPTS[0] * 2)[:60]
+
+    assert described["compile_s"], described["notes"]
+    assert described["self_check"]["distance"] < 1e-4
+    np.testing.assert_allclose(compiled.score(request, forced), plain.score(request, forced), rtol=0, atol=1e-4)
+    other = plain.score(Request("b", PROMPTS[2], 60), forced)
+    np.testing.assert_allclose(compiled.score(Request("b", PROMPTS[2], 60), forced), other, rtol=0, atol=1e-4)
+    torch._dynamo.reset()
+
+
+def test_both_arms_hold_the_same_weights_drawn_or_read(tmp_path: Path) -> None:
+    from skote.engines.transformers import TransformersEngine
+
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("gpt2", {"random_seed": 3}),
+        ("mixtral", {"random_seed": 3}),
+        ("glm4", {"layers": 1}),
+        ("falcon 40b", {"pad_id": VOCAB + 2}),
+    ]
+    for name, options in asked:
+        directory = tmp_path / name
+        make_model(name, directory)
+        ours = build(directory, **options)
+        theirs = TransformersEngine(local_dir=str(directory), device="cpu", dtype="fp32", **options)
+        request = Request("a", PROMPTS[1], 6)
+
+        assert ours.describe()["weights_fingerprint"] == theirs.describe()["weights_fingerprint"]
+        assert ours.describe()["parameters"] == theirs.describe()["parameters"]
+        np.testing.assert_allclose(
+            ours.score(request, PROMPTS[2][:6]), theirs.score(request, PROMPTS[2][:6]), rtol=0, atol=1e-4
+        )
