@@ -32,7 +32,16 @@ OPTIONS = {
     "dtype": ["bf16", "fp16", "fp32", "tf32"],
     "engine": ["baseline", "simulated", "skotergy", "skotergy_published", "transformers_static"],
     "compare": ["baseline", "default", "none", "simulated", "skotergy", "skotergy_published", "transformers_static"],
-    "workload": ["burst16x64", "chat", "concurrency", "decode_256", "mixed_burst", "prefill_longcontext"],
+    "workload": [
+        "burst16x64",
+        "chat",
+        "concurrency",
+        "decode_256",
+        "mixed_burst",
+        "poisson",
+        "prefill_longcontext",
+        "trace",
+    ],
     "router": ["least_work", "length_aware", "prefix_aware", "round_robin", "shortest_queue"],
     "measure": ["default", "paper", "quick"],
     "report": ["html", "none"],
@@ -125,7 +134,7 @@ def test_compare_none_is_no_arm() -> None:
 
 
 def test_workload_files_state_every_option() -> None:
-    expected = {key for key in vars(settings_of().workload) if key != "prompts"}
+    expected = {key for key in vars(settings_of().workload) if key not in ("prompts", "arrivals", "source")}
     for option in OPTIONS["workload"]:
         stated = OmegaConf.load(CONF_DIR / "workload" / f"{option}.yaml")
         assert set(stated) >= expected

@@ -116,7 +116,9 @@ def plan_run(settings: RunConfig, directory: Path, progress: RunProgress, *, com
     if codec is None:
         progress.say("It has no tokenizer: prompts become token ids by a hash, and answers mean nothing.")
     max_blocks = 0 if stop is None else stop.max_blocks
-    workload = build_workload(settings.workload, codec or HashCodec(spec.vocab), settings.seed, max_blocks)
+    workload = build_workload(
+        settings.workload, codec or HashCodec(spec.vocab), settings.seed, max_blocks, spec.max_positions
+    )
     check_fits(workload, spec.max_positions)
     fitting = [each for each in workload.probe if len(each.input_ids) + each.max_new_tokens <= spec.max_positions]
     workload = replace(workload, probe=tuple(fitting))  # its prompts may be some tokens longer

@@ -34,6 +34,7 @@ from skote.eval.progress import RunProgress
 from skote.eval.record import RowKey, Run, RunWriter, clear_run, read_run
 from skote.eval.report import render_run
 from skote.eval.reproduce import compare_runs
+from skote.eval.schedule import run_schedule
 from skote.eval.schema_version import SCHEMA_VERSION
 from skote.eval.summary import summarize
 from skote.eval.telemetry import Telemetry
@@ -171,8 +172,7 @@ class Session:
         self._describe(arms)
         if gate is not None:
             self.progress.say("Comparing the timed outputs")
-            settle = gate.settle if workload.greedy else gate.settle_sampled
-            self._note_parity(settle(self.workload.requests, self.outputs))
+            self._note_parity(gate.settle_all(self.workload.requests, self.outputs))
         self._profile_steps(arms)
 
     def _run_blocks(self, arms: list[Arm], first: int) -> None:
@@ -319,7 +319,10 @@ class Session:
 
         meter, start_ns = CpuMeter(idle_pids), time.monotonic_ns()
         try:
-            run_pass(arm.dispatcher, requests, workload.load, workload.concurrency, note)
+            if workload.times:
+                run_schedule(arm.dispatcher, requests, workload.times[step.block], note)
+            else:
+                run_pass(arm.dispatcher, requests, workload.load, workload.concurrency or len(requests), note)
         finally:
             self.passes.append(
                 {
