@@ -20,6 +20,7 @@ from skote.eval.claims import check_claim
 from skote.eval.codec import HashCodec
 from skote.eval.measure import Arm as ArmName
 from skote.eval.progress import RunProgress
+from skote.eval.slo import check_slo
 from skote.eval.workload import Workload, build_workload, check_fits
 from skote.eval.workload_config import check_config
 from skote.flags import flags_for
@@ -98,6 +99,7 @@ def plan_run(settings: RunConfig, directory: Path, progress: RunProgress, *, com
         UsageError: an option, a path or a prompt that cannot be served.
     """
     check_config(settings.workload)
+    check_slo(settings.slo)
     check_claim(settings.claim)
     _check_numbers(settings)
     stop = _stop_rule(settings, compare=compare)
