@@ -40,6 +40,7 @@ OPTIONS = {
         "mixed_burst",
         "poisson",
         "prefill_longcontext",
+        "synthetic",
         "trace",
     ],
     "router": ["least_work", "length_aware", "prefix_aware", "round_robin", "shortest_queue"],

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from skote.eval.codec import Codec
 from skote.eval.filler import Filler, Ids
+from skote.eval.sources.drawn_rows import DrawnRows
 from skote.eval.sources.formats import MOONCAKE_BLOCK
 from skote.eval.sources.row import Row
 from skote.eval.sources.row_file import RowFile
@@ -83,12 +83,12 @@ class RowReader:
         excess = self._excess(length, new)
         if excess >= length:
             raise CapacityError(
-                f"workload.source.path={self._config.path}, {row.place}: its answer of {new} tokens leaves no room for "
+                f"{self._where(row)}: its answer of {new} tokens leaves no room for "
                 "a prompt in the model's context: lower workload.max_new_tokens."
             )
         if excess and self._config.too_long == "refuse":
             raise CapacityError(
-                f"workload.source.path={self._config.path}, {row.place}: its prompt has {length} tokens, and "
+                f"{self._where(row)}: its prompt has {length} tokens, and "
                 f"{length - excess} fit beside an answer of {new}: truncate or drop such prompts with "
                 "workload.source.too_long, or scale all with workload.source.length_scale."
             )
@@ -97,6 +97,9 @@ class RowReader:
         self.changes.cut_answers += (self._stated(row) or 0) > new
         self.changes.ignored_stops += row.stops
         return RowRequest(row, ids, new)
+
+    def _where(self, row: Row) -> str:
+        return f"workload.source.path={self._config.path}, {row.place}" if self._config.path else f"The {row.place}"
 
     def _scaled(self, tokens: int | None) -> int | None:
         return None if tokens is None else max(1, round(tokens * self._config.length_scale))
@@ -146,8 +149,8 @@ class TakenRows:
         stamps = [each.row.at_ns for each in self.requests if each.row.at_ns is not None]
         if len(stamps) < len(self.requests):
             raise UsageError(
-                f"workload.load=trace needs the times of all rows, and those of {self.facts['path']} have none: choose "
-                "another workload.load."
+                f"workload.load=trace needs the times of all rows, and {self.facts['path'] or 'drawn lengths'} "
+                "has none: choose another workload.load."
             )
         return stamps
 
@@ -161,7 +164,7 @@ def take_rows(
     sizes: tuple[int, int, int],
     seed: int,
 ) -> TakenRows:
-    """Rows of the file of `config` as requests, chosen by `seed` where it says so.
+    """Rows of the file of `config`, or drawn ones, as requests, chosen by `seed` where it says so.
 
     `sizes` are those of `RowFile.take`: planned rows, spare ones, those of a block. Rows of a block that are out of the
     order of their times are put into it, and counted.
@@ -170,16 +173,14 @@ def take_rows(
         UsageError: the file or a row cannot be read, there are too few, or a prompt is too long.
     """
     reader = RowReader(config, codec, filler, max_new_tokens, max_positions)
-    file = RowFile(config)
-    taken = file.take(*sizes, reader.fit, random.Random(f"{seed}/rows"))  # noqa: S311 - a string goes through SHA-512
+    source = RowFile(config) if config.path is not None else DrawnRows(config)
+    taken = source.take(*sizes, reader.fit, random.Random(f"{seed}/rows"))  # noqa: S311 - a string goes through SHA-512
     blocks = [taken[start : start + sizes[2]] for start in range(0, len(taken), sizes[2])]
     rows = [row for block in blocks for row in sorted(block, key=lambda row: row.at_ns or 0)]
     requests = [reader.read(row) for row in rows]
     made = all(row.input_tokens is not None for row in rows)
     facts = {
-        "path": Path(config.path or "").name,
-        "sha256": file.sha256(),
-        **file.reading.describe(),
+        **source.facts(),
         **reader.changes.describe(),
         "out_of_order": sum(map(_out_of_order, blocks)),
         "repeated_prompts": len(requests) - len({each.ids for each in requests}),

@@ -142,10 +142,10 @@ def build_workload(
     if config.load == "trace" and config.source.path is None:
         raise UsageError("workload.load=trace sends at the times of a file: name it with workload.source.path=FILE.")
     count = max(config.blocks, max_blocks)
-    if config.source.path is None:
-        dealt = _dealt_prompts(config, codec, seed, count)
-    else:
+    if config.source.gives_rows:
         dealt = _dealt_rows(config, codec, seed, count, max_positions)
+    else:
+        dealt = _dealt_prompts(config, codec, seed, count)
     every, blocks = dealt.blocks, dealt.blocks[: config.blocks]
     possible = tuple(itertools.chain.from_iterable(every))
     unmeasured = Unmeasured(dealt.undealt, [request.input_ids for request in possible])
@@ -242,7 +242,7 @@ def check_fits(workload: Workload, max_positions: int) -> None:
 
 def _probe(config: WorkloadConfig, possible: Sequence[Request], unmeasured: Unmeasured, seed: int) -> Block:
     rng = random.Random(f"{seed}/probe")  # noqa: S311
-    if config.source.path is not None:
+    if config.source.gives_rows:
         some = rng.sample(possible, min(PROBES, config.requests_per_block))
         return tuple(
             replace(request, request_id=f"p{index:02d}", input_ids=unmeasured.fitted(len(request.input_ids)))

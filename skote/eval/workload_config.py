@@ -29,8 +29,8 @@ class WorkloadConfig:
         temperature, top_k, top_p: sampling (`skote.types.Sampling`); temperature 0 is greedy, top_k 0 is no limit.
         respect_eos: whether an answer may end before its limit; then the arms' token counts may differ.
         arrivals: when requests are sent, of a load by the clock (`skote.eval.arrivals`).
-        source: the file that they come from, instead of `prompts`, of which then only what has no text of its own is
-            made; `max_new_tokens` bounds the answers that it states (`skote.eval.sources.source_config`).
+        source: the file that requests come from, or how their lengths are drawn, instead of `prompts`, of which then
+            only what has no text of its own is made; `max_new_tokens` bounds answers (`skote.eval.sources`).
     """
 
     name: str = "chat"
@@ -80,10 +80,10 @@ def check_config(config: WorkloadConfig) -> None:
     _check_load(config)
     check_arrivals(config.load, config.arrivals)
     check_source(config.source)
-    if config.source.path is not None and (config.prompt_tokens is not None or list(config.output_mix) != [1.0]):
+    if config.source.gives_rows and (config.prompt_tokens is not None or list(config.output_mix) != [1.0]):
         raise UsageError(
-            "workload.prompt_tokens and workload.output_mix make prompts and answers, and the rows of "
-            "workload.source.path have their own: set them to null and [1.0]."
+            "workload.prompt_tokens and workload.output_mix make prompts and answers, and the rows of workload.source "
+            "have their own: set them to null and [1.0]."
         )
 
 

@@ -184,7 +184,7 @@ def test_what_is_not_timed_is_none_of_the_timed(tmp_path):
 
 def test_trace_times_are_needed_of_every_row(tmp_path):
     path = jsonl(tmp_path, '{"prompt": "a", "timestamp": 1}', '{"prompt": "b"}', '{"prompt": "c", "timestamp": 3}')
-    with pytest.raises(UsageError, match=r"needs the times of all rows, and those of rows\.jsonl have none"):
+    with pytest.raises(UsageError, match=r"needs the times of all rows, and rows\.jsonl has none"):
         built(SourceConfig(path), load="trace", concurrency=None)
     with pytest.raises(UsageError, match=r"workload\.load=trace sends at the times of a file: name it with"):
         built(SourceConfig(), load="trace", concurrency=None)

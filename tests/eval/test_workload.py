@@ -67,14 +67,15 @@ def lengths(workload: Workload) -> list[list[int]]:
 
 def test_there_is_an_option_for_every_scenario():
     assert OPTIONS == [
-        "burst16x64", "chat", "concurrency", "decode_256", "mixed_burst", "poisson", "prefill_longcontext", "trace",
+        "burst16x64", "chat", "concurrency", "decode_256", "mixed_burst", "poisson", "prefill_longcontext", "synthetic",
+        "trace",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_option_states_every_key_and_its_own_name(name):
     stated = OmegaConf.load(CONF / f"{name}.yaml")
-    clocked = {"arrivals": stated.load in NEEDED, "source": name == "trace"}
+    clocked = {"arrivals": stated.load in NEEDED, "source": name in ("synthetic", "trace")}
     unused = {key for key, used in clocked.items() if not used}
     assert set(stated) == {field.name for field in dataclasses.fields(WorkloadConfig)} - unused
     for key in clocked.keys() - unused:

@@ -50,15 +50,16 @@ class RowFile:
         self._path = Path(config.path or "")
         self.reading = Reading(config.format)
 
-    def sha256(self) -> str:
-        """Of the file as it lies there.
+    def facts(self) -> dict[str, Any]:
+        """JSON values for the manifest: the file as it lies there, and what the latest reading came across.
 
         Raises:
             UsageError: it cannot be read.
         """
         try:
             with self._path.open("rb") as file:
-                return hashlib.file_digest(file, "sha256").hexdigest()
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            return {"path": self._path.name, "sha256": digest, **self.reading.describe()}
         except OSError as error:
             raise UsageError(f"workload.source.path={self._path} cannot be read: {error.strerror}.") from error
 

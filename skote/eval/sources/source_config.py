@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from skote.eval.sources.formats import FORMATS
+from skote.eval.sources.lengths import LengthConfig, check_lengths
 from skote.types import UsageError
 
 
@@ -23,6 +24,8 @@ class SourceConfig:
         max_input_tokens: tokens of the longest prompt; null is the context.
         length_scale: prompts and answers of traces are so many times as long, and at least 1 token.
         shared_prefix: the share of each prompt that all have in common, where rows state lengths alone.
+        input, output: instead of a file: lengths of prompts, and of answers, that are drawn; without `output` an answer
+            has `workload.max_new_tokens`.
     """
 
     path: str | None = None
@@ -33,6 +36,13 @@ class SourceConfig:
     max_input_tokens: int | None = None
     length_scale: float = 1.0
     shared_prefix: float = 0.0
+    input: LengthConfig = field(default_factory=LengthConfig)
+    output: LengthConfig = field(default_factory=LengthConfig)
+
+    @property
+    def gives_rows(self) -> bool:
+        """Whether requests come from here, and not from `workload.prompts`."""
+        return self.path is not None or self.input.distribution is not None
 
 
 _CHOICES = {
@@ -60,3 +70,12 @@ def check_source(config: SourceConfig) -> None:
         raise UsageError(f"workload.source.length_scale must be above 0, got {config.length_scale:g}.")
     if not 0.0 <= config.shared_prefix < 1.0:
         raise UsageError(f"workload.source.shared_prefix must be 0 or more and below 1, got {config.shared_prefix:g}.")
+    check_lengths("workload.source.input", config.input)
+    check_lengths("workload.source.output", config.output)
+    if config.path is not None and (config.input.distribution or config.output.distribution):
+        raise UsageError(
+            "workload.source.path has lengths of its own: set the distributions of workload.source.input and output to "
+            "null, or leave the path out."
+        )
+    if config.output.distribution is not None and not config.gives_rows:
+        raise UsageError("workload.source.output needs workload.source.input: both lengths are drawn, or none.")
