@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from skote.eval.derive import Measured
-from skote.types import UsageError
+from skote.types import Completion, UsageError
 
 Z95 = 1.959963984540054
 SINCE_SCHEDULED = {"ttft_ms": "ttft_sched_ms", "e2el_ms": "e2el_sched_ms"}
@@ -27,6 +27,7 @@ class SloConfig:
         tpot_ms: between two tokens, in the mean of a request; one of a single token keeps any.
         e2el_ms: from the scheduled moment to the last token.
         attainment: the share of all scheduled requests that have to keep every limit.
+        stop: whether a load by the clock ends as soon as too many have missed for `attainment` to be reached.
     """
 
     name: str = ""
@@ -34,6 +35,7 @@ class SloConfig:
     tpot_ms: float | None = None
     e2el_ms: float | None = None
     attainment: float = 0.99
+    stop: bool = False
 
     @property
     def limits(self) -> dict[str, float]:
@@ -69,6 +71,39 @@ def keeps(requests: pd.DataFrame, limits: dict[str, float]) -> pd.DataFrame:
         alone = requests["output_tokens"] <= requests["first_chunk_tokens"] if name == "tpot_ms" else False
         kept[name] = ok & ((values <= limit) | alone)
     return pd.DataFrame(kept, index=requests.index)
+
+
+class Watch:
+    """Counts what misses the limits while a run goes on, of an arm that is to get `scheduled` requests."""
+
+    def __init__(self, config: SloConfig, scheduled: int) -> None:
+        self._config, self._scheduled, self._missed = config, scheduled, 0
+
+    def note(self, scheduled_ns: int, completion: Completion) -> None:
+        """A request that was scheduled then has ended."""
+        self._missed += not _kept(scheduled_ns, completion, self._config.limits)
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether `attainment` lies above the interval of the share that would keep the limits if all others did."""
+        if not (self._config.stop and self._config.limits):
+            return False
+        return wilson(self._scheduled - self._missed, self._scheduled)[1] < self._config.attainment
+
+
+def _kept(scheduled_ns: int, completion: Completion, limits: dict[str, float]) -> bool:
+    """`keeps`, of a completion that is in no table yet."""
+    chunks = completion.chunks
+    if completion.status != "ok" or not chunks:
+        return False
+    first_ns, last_ns = chunks[0].t_ns, chunks[-1].t_ns
+    later = len(completion.output_ids) - chunks[0].n_tokens
+    values = {
+        "ttft_ms": (first_ns - scheduled_ns) / 1e6,
+        "tpot_ms": (last_ns - first_ns) / 1e6 / later if later > 0 else 0.0,
+        "e2el_ms": (last_ns - scheduled_ns) / 1e6,
+    }
+    return all(values[name] <= limit for name, limit in limits.items())
 
 
 def attainment(measured: Measured, manifest: dict[str, Any]) -> dict[str, Any] | None:

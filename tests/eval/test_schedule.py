@@ -110,3 +110,43 @@ def test_an_interrupt_hands_over_what_had_ended():
     with pytest.raises(KeyboardInterrupt):
         run_schedule(Interrupting(), requests(3), [0, 0, 0], lambda _, done: ended.append(done.request_id))
     assert ended == ["0"]
+
+
+class Cancelling(Dispatcher):
+    """Answers nothing by itself; a cancel resolves a request."""
+
+    def __init__(self) -> None:
+        super().__init__(release=10**9)
+
+    def cancel(self, future: Future[Completion]) -> bool:
+        held = next(each for each in self._held if each[0] is future)
+        self._held.remove(held)
+        now = time.monotonic_ns()
+        future.set_result(Completion(held[1].request_id, 2, (), (), now, None, now, "cancelled"))
+        return True
+
+
+def test_what_is_given_up_is_not_sent_and_what_is_on_its_way_is_cancelled():
+    dispatcher = Cancelling()
+    ended: dict[str, tuple[int, str, str | None]] = {}
+
+    def note(scheduled_ns: int, done: Completion) -> None:
+        ended[done.request_id] = (scheduled_ns, done.status, done.error)
+
+    times = [0, 1 * MS, 60_000 * MS, 90_000 * MS]
+    run_schedule(dispatcher, requests(4), times, note, lambda: len(dispatcher.sent_ns) == 2)
+    assert list(dispatcher.sent_ns) == ["0", "1"]
+    assert {status for _, status, _ in ended.values()} == {"cancelled"}
+    assert ended["3"][0] - ended["0"][0] == 90_000 * MS
+    assert "was not sent" in (ended["3"][2] or "")
+    assert ended["1"][2] is None
+
+
+def test_a_queue_that_cannot_keep_up_any_more_is_cancelled_after_the_last_was_sent():
+    dispatcher = Cancelling()
+    ended: list[str] = []
+    run_schedule(
+        dispatcher, requests(3), [0, 0, 0], lambda _, done: ended.append(done.request_id),
+        lambda: len(dispatcher.sent_ns) == 3,
+    )  # fmt: skip
+    assert sorted(ended) == ["0", "1", "2"]

@@ -6,9 +6,9 @@ from scipy.stats import binomtest
 from skote.eval.derive import Measured
 from skote.eval.page import report_html
 from skote.eval.record import read_run
-from skote.eval.slo import SloConfig, check_slo, wilson
+from skote.eval.slo import SloConfig, Watch, check_slo, wilson
 from skote.eval.summary import summarize
-from skote.types import UsageError
+from skote.types import Chunk, Completion, UsageError
 
 # Ten requests a block, in ms after dispatch: first token, the gap to the second; 0 fails, 1 has one token alone.
 SHAPES = [(10, 5), (10, 5), (10, 5), (50, 5), (10, 20), (50, 20), None, (10, None), (30, 5), (10, 5)]
@@ -93,3 +93,32 @@ def test_wilson_is_scipys(successes, trials):
 def test_a_wrong_limit_is_named(options, sentence):
     with pytest.raises(UsageError, match=sentence):
         check_slo(SloConfig(**options))
+
+
+def test_the_watch_and_the_figures_agree(run):
+    """What is counted while a run goes on is what its rows say: 8 of 20 miss."""
+    config = SloConfig(ttft_ms=30.0, tpot_ms=10.0, attainment=0.9, stop=True)
+    watch = Watch(config, 20)
+    tokens = run.tokens[run.tokens["phase"] == "measure"].groupby(["block", "request_id"], observed=True)
+    states = []
+    for row in run.requests[run.requests["phase"] == "measure"].itertuples():
+        rows = tokens.get_group((row.block, row.request_id)) if row.output_tokens else run.tokens.iloc[:0]
+        chunks = tuple(Chunk(int(t_ns), int(n)) for t_ns, n in rows[["t_ns", "n_tokens"]].to_numpy())
+        watch.note(
+            int(row.scheduled_ns),
+            Completion(
+                row.request_id, 1, (0,) * int(row.output_tokens), chunks, 0, 0, 0, row.status,
+            ),
+        )  # fmt: skip
+        states.append(watch.is_hopeless)
+    missed = 20 - attained(run, ttft_ms=30.0, tpot_ms=10.0)["met"]
+    assert watch._missed == missed == 8
+    # With 6 of 20 missed the interval reaches to 85.5 %, with 5 to 88.8 %, with 4 to 91.9 %.
+    assert states.index(True) == 13
+
+
+def test_nothing_is_hopeless_unless_it_was_asked():
+    watch = Watch(SloConfig(ttft_ms=1.0), 2)
+    for _ in range(2):
+        watch.note(0, Completion("a", 1, (), (), 0, None, 0, "error"))
+    assert not watch.is_hopeless
