@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from skote.eval.adaptive import StopRule
 from skote.eval.check import CheckConfig
 from skote.eval.claims import ClaimConfig
+from skote.eval.slo import SloConfig
 from skote.eval.workload_config import WorkloadConfig
 from skote.types import UsageError
 
@@ -194,6 +195,7 @@ class RunConfig:
     compare: dict[str, Any] = field(default_factory=_engine_keys)
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
+    slo: SloConfig = field(default_factory=SloConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
     check: CheckConfig = field(default_factory=CheckConfig)

@@ -32,8 +32,26 @@ OPTIONS = {
     "dtype": ["bf16", "fp16", "fp32", "tf32"],
     "engine": ["baseline", "simulated", "skotergy", "skotergy_published", "transformers_static"],
     "compare": ["baseline", "default", "none", "simulated", "skotergy", "skotergy_published", "transformers_static"],
-    "workload": ["burst16x64", "chat", "concurrency", "decode_256", "mixed_burst", "prefill_longcontext"],
+    "workload": [
+        "burst16x64",
+        "chat",
+        "concurrency",
+        "decode_256",
+        "mixed_burst",
+        "poisson",
+        "prefill_longcontext",
+        "synthetic",
+        "trace",
+    ],
     "router": ["least_work", "length_aware", "prefix_aware", "round_robin", "shortest_queue"],
+    "slo": [
+        "deepseek_r1_interactive",
+        "gpt_oss_120b_interactive",
+        "llama2_70b_interactive",
+        "llama31_405b_interactive",
+        "llama31_8b_interactive",
+        "none",
+    ],
     "measure": ["default", "paper", "quick"],
     "report": ["html", "none"],
     "check": ["ci", "none", "reproduce"],
@@ -125,7 +143,7 @@ def test_compare_none_is_no_arm() -> None:
 
 
 def test_workload_files_state_every_option() -> None:
-    expected = {key for key in vars(settings_of().workload) if key != "prompts"}
+    expected = {key for key in vars(settings_of().workload) if key not in ("prompts", "arrivals", "source")}
     for option in OPTIONS["workload"]:
         stated = OmegaConf.load(CONF_DIR / "workload" / f"{option}.yaml")
         assert set(stated) >= expected

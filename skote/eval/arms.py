@@ -168,3 +168,12 @@ def start_arm(
 def _given(options: dict[str, Any]) -> dict[str, Any]:
     """An engine's options that the configuration states; a null leaves the run's own choice."""
     return {key: value for key, value in options.items() if value is not None}
+
+
+def tier_lines(info: dict[str, Any]) -> list[str]:
+    """What an engine says of itself, for the terminal."""
+    tier = "" if info.get("tier") is None else f"tier {info['tier']}: "
+    lines = [tier + info.get("tier_reason", "no description"), *info.get("notes", [])]
+    if info.get("compile_s") is not None:
+        lines.append(f"compiled in {info['compile_s']:.1f} s (the compiler's cache makes the next start faster)")
+    return lines

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Codec(Protocol):
@@ -16,6 +18,15 @@ class Codec(Protocol):
 
     def encode_chat(self, text: str) -> tuple[int, ...]:
         """The ids of `text` as a user's turn, up to where the answer starts; plain ids without a chat template."""
+
+    def encode_messages(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[int, ...]:
+        """The ids of a conversation in the OpenAI chat format, and of its tools, up to where the answer starts.
+
+        Raises:
+            RequestError: the model has no chat template, or one that refuses the conversation.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +51,16 @@ class HashCodec:
     def encode_chat(self, text: str) -> tuple[int, ...]:
         """The ids of `text` between the marks of a user's and an assistant's turn."""
         return self.encode(f"<user> {text} <assistant>")
+
+    def encode_messages(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[int, ...]:
+        """The ids of the tools and of what each role says, each as JSON where it is more than text."""
+        said = [f"<{each['role']}> {_text(each.get('content'))} {_text(each.get('tool_calls'))}" for each in messages]
+        return self.encode(" ".join([_text(list(tools) or None), *said, "<assistant>"]))
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)

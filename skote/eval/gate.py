@@ -98,6 +98,18 @@ class ParityGate:
         self._entry = self._judge_known(asked, {name: _outputs(arm, asked) for name, arm in self._arms.items()})
         return self._entry
 
+    def settle_all(self, requests: Sequence[Request], timed: Outputs) -> dict[str, Any]:
+        """Judge the `timed` outputs of `requests`, of greedy ones as `settle` and of others as `settle_sampled`.
+
+        Raises:
+            EngineError: an arm or the reference failed on a request.
+        """
+        known = [request for request in requests if request.sampling.greedy]
+        drawn = [request for request in requests if not request.sampling.greedy]
+        if known:
+            self._entry = self.settle(known, timed)
+        return self.settle_sampled(drawn, timed) if drawn else self._entry
+
     def settle(self, requests: Sequence[Request], timed: Outputs) -> dict[str, Any]:
         """Judge the `timed` outputs of greedy `requests`, of those that both arms finished: the whole entry.
 

@@ -61,11 +61,13 @@ def plan_passes(blocks: int, seed: int, arms: tuple[Arm] | tuple[Arm, Arm], firs
 def run_pass(
     dispatcher: Dispatcher,
     requests: Sequence[Request],
-    load: Literal["closed", "burst"],
+    load: str,
     concurrency: int,
     on_completion: Callable[[int, Completion], None],
 ) -> None:
     """Send `requests` and return when all have ended, having called `on_completion(scheduled_ns, completion)` for each.
+
+    A `load` "burst" is a burst, any other a closed loop.
 
     Closed loop: exactly `concurrency` requests in flight until they run out; one that ends frees its slot for the
     next, whose `scheduled_ns` is that moment (`time.monotonic_ns`), and the pass's start for the first ones. Burst: all

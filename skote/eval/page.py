@@ -11,7 +11,7 @@ from typing import Any
 from skote.eval import figures
 from skote.eval.derive import METRICS, Measured
 from skote.eval.summary import PERCENTILES, PRIMARY
-from skote.eval.wording import arm_labels, environment, verdict_sentence
+from skote.eval.wording import arm_labels, environment, load_phrase, verdict_sentence
 
 KEY_METRICS = (
     ("e2el_ms", "p50", "End to end p50", "ms, dispatch to last token"),
@@ -105,11 +105,14 @@ def _charts(measured: Measured, labels: dict[str, str]) -> dict[str, Any]:
 
 
 def _workload(workload: dict[str, Any]) -> str:
-    load = "all at once" if workload["load"] == "burst" else f"closed loop, concurrency {workload['concurrency']}"
+    load = load_phrase(workload)
     limit = workload["max_new_tokens"]
+    answers = (
+        "" if limit is None else f", up to {limit} new tokens" if "source" in workload else f", {limit} new tokens each"
+    )
     return (
         f"{workload['name']}: {workload['blocks']} blocks of {workload['requests_per_block']} requests, {load}"
-        f"{'' if limit is None else f', {limit} new tokens each'}, {'greedy' if workload['greedy'] else 'sampled'}"
+        f"{answers}, {'greedy' if workload['greedy'] else 'sampled'}"
     )
 
 

@@ -20,6 +20,7 @@ from skote.eval.claims import check_claim
 from skote.eval.codec import HashCodec
 from skote.eval.measure import Arm as ArmName
 from skote.eval.progress import RunProgress
+from skote.eval.slo import check_slo
 from skote.eval.workload import Workload, build_workload, check_fits
 from skote.eval.workload_config import check_config
 from skote.flags import flags_for
@@ -103,6 +104,7 @@ def plan_run(settings: RunConfig, directory: Path, progress: RunProgress, *, com
         UsageError: an option, a path or a prompt that cannot be served.
     """
     check_config(settings.workload)
+    check_slo(settings.slo)
     check_claim(settings.claim)
     _check_numbers(settings)
     stop = _stop_rule(settings, compare=compare)
@@ -121,7 +123,9 @@ def plan_run(settings: RunConfig, directory: Path, progress: RunProgress, *, com
     if codec is None:
         progress.say("It has no tokenizer: prompts become token ids by a hash, and answers mean nothing.")
     max_blocks = 0 if stop is None else stop.max_blocks
-    workload = build_workload(settings.workload, codec or HashCodec(spec.vocab), settings.seed, max_blocks)
+    workload = build_workload(
+        settings.workload, codec or HashCodec(spec.vocab), settings.seed, max_blocks, spec.max_positions
+    )
     check_fits(workload, spec.max_positions)
     fitting = [each for each in workload.probe if len(each.input_ids) + each.max_new_tokens <= spec.max_positions]
     workload = replace(workload, probe=tuple(fitting))  # its prompts may be some tokens longer

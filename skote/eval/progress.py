@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 PLAIN_EVERY_S = 10.0
+DRAWN_EVERY_S = 0.2
 
 
 class RunProgress:
@@ -65,12 +66,15 @@ class RunProgress:
         self._done += 1
         if e2el_ms is not None:
             self._latencies[arm].append(e2el_ms)
-        medians = "  ".join(f"{name} p50 {_ms(statistics.median(v))}" for name, v in self._latencies.items())
-        self._bar.update(self._task, advance=1, description=f"block {block + 1} {arm}", medians=medians)
         now = time.monotonic()
-        if self._console.is_terminal or (now - self._last_line < PLAIN_EVERY_S and self._done < self._total):
-            return
+        every_s = DRAWN_EVERY_S if self._console.is_terminal else PLAIN_EVERY_S
+        if now - self._last_line < every_s and self._done < self._total:
+            return  # the next request of a schedule may be due: medians of thousands would hold it up
         self._last_line = now
+        medians = "  ".join(f"{name} p50 {_ms(statistics.median(v))}" for name, v in self._latencies.items())
+        if self._console.is_terminal:
+            self._bar.update(self._task, completed=self._done, description=f"block {block + 1} {arm}", medians=medians)
+            return
         left = (now - self._started) / self._done * (self._total - self._done)
         self.say(f"  {self._done}/{self._total} requests, block {block + 1}, {left:.0f} s left, {medians}")
 

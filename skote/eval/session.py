@@ -17,7 +17,7 @@ from typing import Any
 from skote.config import EngineConfig, RouterConfig
 from skote.contracts.check import Figures, Subject, run_checks
 from skote.eval.adaptive import StopRule, decide, primary_effect
-from skote.eval.arms import Arm, start_arm
+from skote.eval.arms import Arm, start_arm, tier_lines
 from skote.eval.claims import claim_line
 from skote.eval.derive import Measured
 from skote.eval.environment import describe_machine
@@ -34,7 +34,9 @@ from skote.eval.progress import RunProgress
 from skote.eval.record import RowKey, Run, RunWriter, clear_run, read_run
 from skote.eval.report import render_run
 from skote.eval.reproduce import compare_runs
+from skote.eval.schedule import run_schedule
 from skote.eval.schema_version import SCHEMA_VERSION
+from skote.eval.slo import Watch
 from skote.eval.summary import summarize
 from skote.eval.telemetry import Telemetry
 from skote.eval.wording import stop_sentence
@@ -75,6 +77,7 @@ class Session:
     def __post_init__(self) -> None:
         self.arms |= {name: {"engine": config.name, "replicas": []} for name, config in self.plan.arms.items()}
         self.workload = self.plan.workload
+        self.watches = {name: Watch(self.plan.settings.slo, len(self.workload.requests)) for name in self.plan.arms}
         self.run_id = uuid.uuid4().hex
         self.started = datetime.now(UTC)
         self.clock = {"wall_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
@@ -171,8 +174,7 @@ class Session:
         self._describe(arms)
         if gate is not None:
             self.progress.say("Comparing the timed outputs")
-            settle = gate.settle if workload.greedy else gate.settle_sampled
-            self._note_parity(settle(self.workload.requests, self.outputs))
+            self._note_parity(gate.settle_all(self.workload.requests, self.outputs))
         self._profile_steps(arms)
 
     def _run_blocks(self, arms: list[Arm], first: int) -> None:
@@ -266,7 +268,7 @@ class Session:
             log_dir=self.directory,
             timeout_s=settings.measure.start_timeout_s,
         )
-        for line in _tier_lines(arm.replicas[0].call("describe").result()):
+        for line in tier_lines(arm.replicas[0].call("describe").result()):
             self.progress.say(f"  {line}")
         self.progress.say(f"  ready after {max(arm.load_s):.1f} s")
         return arm
@@ -314,12 +316,17 @@ class Session:
             # The next request is running by now, on the same cores: rows are made after the pass.
             ended.append((scheduled_ns, completion))
             self.journal.note(key, scheduled_ns, completion)
+            self.watches[arm.name].note(scheduled_ns, completion)
             latency = (completion.chunks[-1].t_ns - completion.dispatched_ns) / 1e6 if completion.chunks else None
             self.progress.advance(arm.name, step.block, latency if completion.status == "ok" else None)
 
         meter, start_ns = CpuMeter(idle_pids), time.monotonic_ns()
         try:
-            run_pass(arm.dispatcher, requests, workload.load, workload.concurrency, note)
+            if workload.times:
+                times = workload.times[step.block]
+                run_schedule(arm.dispatcher, requests, times, note, lambda: self.watches[arm.name].is_hopeless)
+            else:
+                run_pass(arm.dispatcher, requests, workload.load, workload.concurrency or len(requests), note)
         finally:
             self.passes.append(
                 {
@@ -382,12 +389,3 @@ class Session:
 
 def _names(arms: list[Arm]) -> tuple[ArmName] | tuple[ArmName, ArmName]:
     return (arms[0].name,) if len(arms) == 1 else (arms[0].name, arms[1].name)
-
-
-def _tier_lines(info: dict[str, Any]) -> list[str]:
-    """What an engine says of itself, for the terminal."""
-    tier = "" if info.get("tier") is None else f"tier {info['tier']}: "
-    lines = [tier + info.get("tier_reason", "no description"), *info.get("notes", [])]
-    if info.get("compile_s") is not None:
-        lines.append(f"compiled in {info['compile_s']:.1f} s (the compiler's cache makes the next start faster)")
-    return lines

@@ -39,11 +39,11 @@ class Steady:
 def steady_state(measured: Measured, workload: dict[str, Any]) -> dict[str, Steady] | None:
     """The steady state of every arm under the manifest's `workload`.
 
-    None for a burst, and for one request at a time, where nothing ramps.
+    None for a burst, for a load by the clock, and for one request at a time, where nothing ramps.
     """
-    concurrency = int(workload["concurrency"])
-    if workload["load"] != "closed" or concurrency == 1:
+    if workload["load"] != "closed" or workload["concurrency"] == 1:
         return None
+    concurrency = int(workload["concurrency"])
     return {arm: _steady(measured, arm, concurrency) for arm in measured.arms}
 
 

@@ -19,6 +19,7 @@ from skote.eval.findings import find
 from skote.eval.record import Run, manifest_sha256
 from skote.eval.roofline import roofline, step_kernels
 from skote.eval.schema_version import SCHEMA_VERSION
+from skote.eval.slo import attainment
 from skote.eval.stats import (
     THRESHOLD,
     Effect,
@@ -31,6 +32,7 @@ from skote.eval.stats import (
     percentile_interval,
 )
 from skote.eval.steady import STEADY_METRICS, Steady, steady_state
+from skote.eval.traffic import traffic
 from skote.types import ExitCode
 
 PERCENTILES = (50, 95, 99)
@@ -75,7 +77,12 @@ def _content(manifest: dict[str, Any], measured: Measured) -> dict[str, Any]:
         "roofline": manifest.get("roofline"),
         "devices": device_states(measured),
         "threshold_pct": 100 * THRESHOLD,
-    }
+    } | _where_used(traffic=traffic(measured, manifest), slo=attainment(measured, manifest))
+
+
+def _where_used(**sections: dict[str, Any] | None) -> dict[str, Any]:
+    """The sections of what a run may do without; one that has done so has no key for it."""
+    return {name: section for name, section in sections.items() if section is not None}
 
 
 def _arm(measured: Measured, arm: str, manifest: dict[str, Any]) -> dict[str, Any]:

@@ -151,6 +151,17 @@ def verdict_sentence(metrics: dict[str, Any], labels: dict[str, str]) -> str:
     return sentence + reasons[delta["reason"]]
 
 
+def load_phrase(workload: dict[str, Any]) -> str:
+    """How the manifest's `workload` was sent: "closed loop, concurrency 4", "poisson, 12.5 requests a second"."""
+    if workload["load"] == "burst":
+        return "all at once"
+    if "schedule" not in workload:
+        return f"closed loop, concurrency {workload['concurrency']}"
+    rates = [rate for rate in workload["schedule"]["offered_req_s"] if rate is not None]
+    offered = f", {number(sum(rates) / len(rates))} requests a second" if rates else ""
+    return f"sent by the clock, {workload['load']}{offered}"
+
+
 def refusal(delta: dict[str, Any]) -> str:
     """Why a difference has no interval: "n too small", or nothing where it has one."""
     reasons = {"too_few_samples": "n too small", "too_few_blocks": f"{delta['blocks']} blocks are too few"}

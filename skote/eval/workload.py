@@ -6,31 +6,40 @@ import hashlib
 import itertools
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, cast
 
+from skote.eval.arrivals import NEEDED, S, Times, arrival_times, offered_rate, trace_times
 from skote.eval.codec import Codec
 from skote.eval.dealing import Dealer, Ids, document_lengths
+from skote.eval.filler import Filler
 from skote.eval.prompts import load_held_out, load_prompts
+from skote.eval.row_requests import take_rows
 from skote.eval.shared_prefix import SharedPrefix, shared_prefix
 from skote.eval.warmup import Unmeasured, warmup_requests
 from skote.eval.workload_config import WorkloadConfig, check_config
 from skote.types import CapacityError, Request, Sampling, UsageError
 
-Load = Literal["closed", "burst"]
+Load = Literal["closed", "burst", "constant", "poisson", "gamma", "ramp", "step", "trace"]
 Block = tuple[Request, ...]
+
+
+PROBES = 12
+"""The most requests of a file's form that are compared before timing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
     """The requests of a run. `sha256` covers ids, limits, sampling and schedule; the name is no part of it.
 
-    `concurrency` is the number of requests in flight: in a burst, a whole block. `warmup` and `probe` hold requests
+    `concurrency` is the number of requests in flight: in a burst, a whole block; None where they are sent by the clock,
+    at the `times` of each block, spare ones included (ns from its start). `warmup` and `probe` hold requests
     with other prompts than the measured ones, to warm up at the measured shapes, and to compare outputs before timing
     (see `build_workload`). `spare` blocks may follow the planned ones, where more are needed; `sha256` covers `blocks`
-    alone. `listed` holds the prompts of the list that the blocks came from, None where they are made. `prefix` is what
-    the measured prompts share with earlier ones.
+    alone. `listed` holds the prompts of the list that the blocks came from, None where they are made, or a file's.
+    `prefix` is what the measured prompts share with earlier ones. `source` says what was found in the file that the
+    requests came from.
     """
 
     name: str
@@ -38,7 +47,7 @@ class Workload:
     spare: tuple[Block, ...]
     listed: frozenset[Ids] | None
     load: Load
-    concurrency: int
+    concurrency: int | None
     max_new_tokens: int
     greedy: bool
     respect_eos: bool
@@ -46,6 +55,8 @@ class Workload:
     probe: tuple[Request, ...]
     sha256: str
     prefix: SharedPrefix
+    times: tuple[Times, ...] = ()
+    source: dict[str, Any] | None = None
 
     @property
     def requests(self) -> tuple[Request, ...]:
@@ -65,7 +76,7 @@ class Workload:
     def extended(self, add: int) -> Workload:
         """The workload that measures the next `add` of its spare blocks, too."""
         blocks = self.blocks + self.spare[:add]
-        sha256 = _fingerprint(blocks, self.load, self.concurrency)
+        sha256 = _fingerprint(blocks, self.load, self.concurrency, self.times)
         return replace(self, blocks=blocks, spare=self.spare[add:], sha256=sha256, prefix=_prefix(blocks))
 
     def describe(self) -> dict[str, Any]:
@@ -83,54 +94,130 @@ class Workload:
             "max_new_tokens": self.max_new_tokens,
             "greedy": self.greedy,
             "respect_eos": self.respect_eos,
+            **({} if self.source is None else {"source": self.source}),
+            **({"schedule": self._schedule()} if self.times else {}),
+        }
+
+    def _schedule(self) -> dict[str, Any]:
+        times = self.times[: len(self.blocks)]
+        return {
+            "sha256": hashlib.sha256(json.dumps(times).encode()).hexdigest(),
+            "offered_req_s": [offered_rate(block) for block in times],
+            "length_s": [block[-1] / S for block in times],
         }
 
 
-def build_workload(config: WorkloadConfig, codec: Codec, seed: int, max_blocks: int = 0) -> Workload:
+@dataclass(frozen=True, slots=True)
+class Dealt:
+    """The blocks of a workload, spare ones included, and where other prompts of their form come from.
+
+    Attributes:
+        listed, source, times: as in `Workload`; `times` of a trace's own.
+    """
+
+    blocks: tuple[Block, ...]
+    undealt: Callable[[int], Ids]
+    listed: frozenset[Ids] | None = None
+    source: dict[str, Any] | None = None
+    times: tuple[Times, ...] = ()
+
+
+def build_workload(
+    config: WorkloadConfig, codec: Codec, seed: int, max_blocks: int = 0, max_positions: int | None = None
+) -> Workload:
     """Make the requests of `config`; the same arguments give the same workload on every machine.
 
-    Prompts are dealt as `Dealer` says, so that none repeats. Where `max_blocks` is above `config.blocks` the rest are
-    spare blocks, dealt in the same way: the first ones are the same whatever it is. Warm-up is that of
-    `warmup_requests`, for all blocks. Probe: as many requests as a block has, made like the measured ones. Both have
-    prompts that no block has, of the same form (`Dealer.undealt`): no measured prompt is seen before it is timed, and
-    none tells whether it is.
+    Prompts are dealt as `Dealer` says, so that none repeats; those of a file as it has them. Where `max_blocks` is
+    above `config.blocks` the rest are spare blocks, dealt in the same way: the first ones are the same whatever it is.
+    Warm-up is that of `warmup_requests`, for all blocks. Probe: as many
+    requests as a block has, made like the measured ones; of a file's no more than `PROBES`. Both have prompts that no
+    block has, of the same form (`undealt`): no measured prompt is seen before it is timed, and none tells whether it
+    is. `max_positions` bounds the rows of a file.
 
     Raises:
-        UsageError: an option is out of range, the prompts cannot be read, or they do not make distinct requests.
+        UsageError: an option is out of range, prompts cannot be read, or they do not make distinct requests.
         RequestError: a prompt has no tokens.
     """
     check_config(config)
-    texts = load_prompts(config.prompts)
-    dealer = Dealer(config, texts, codec, seed, load_held_out(config.prompts))
-    every = _blocks(config, dealer, seed, max(config.blocks, max_blocks))
-    count = len(every) * config.requests_per_block
-    if len({request.input_ids for block in every for request in block}) < count:
-        raise UsageError(
-            f"workload.prompts={config.prompts} does not make {count} prompts with distinct token ids: raise "
-            "workload.prompt_tokens, lower workload.blocks or measure.stop.max_blocks, or give other prompts."
-        )
-    blocks = every[: config.blocks]
+    if config.load == "trace" and config.source.path is None:
+        raise UsageError("workload.load=trace sends at the times of a file: name it with workload.source.path=FILE.")
+    count = max(config.blocks, max_blocks)
+    if config.source.gives_rows:
+        dealt = _dealt_rows(config, codec, seed, count, max_positions)
+    else:
+        dealt = _dealt_prompts(config, codec, seed, count)
+    every, blocks = dealt.blocks, dealt.blocks[: config.blocks]
     possible = tuple(itertools.chain.from_iterable(every))
-    unmeasured = Unmeasured(dealer.undealt, [request.input_ids for request in possible])
-    probe = _probe(config, unmeasured, seed)
-    listed = frozenset(codec.encode_chat(text) for text in texts) if config.prompt_tokens is None else None
+    unmeasured = Unmeasured(dealt.undealt, [request.input_ids for request in possible])
+    probe = _probe(config, possible, unmeasured, seed)
     load = cast("Load", config.load)
-    concurrency = config.concurrency or config.requests_per_block
+    times = dealt.times or _times(config, seed, count)
+    concurrency = None if times else config.concurrency or config.requests_per_block
     return Workload(
         name=config.name,
         blocks=blocks,
         spare=every[config.blocks :],
-        listed=listed,
+        listed=dealt.listed,
         load=load,
         concurrency=concurrency,
         max_new_tokens=config.max_new_tokens,
-        greedy=config.temperature == 0.0,
+        greedy=all(request.sampling.greedy for request in possible),
         respect_eos=config.respect_eos,
         warmup=warmup_requests(possible, unmeasured),
         probe=probe,
-        sha256=_fingerprint(blocks, load, concurrency),
+        sha256=_fingerprint(blocks, load, concurrency, times),
         prefix=_prefix(blocks),
+        times=times,
+        source=dealt.source,
     )
+
+
+def _dealt_prompts(config: WorkloadConfig, codec: Codec, seed: int, count: int) -> Dealt:
+    """`count` blocks of the texts of `config.prompts`."""
+    texts = load_prompts(config.prompts)
+    dealer = Dealer(config, texts, codec, seed, load_held_out(config.prompts))
+    every = _blocks(config, dealer, seed, count)
+    requests = count * config.requests_per_block
+    if len({request.input_ids for block in every for request in block}) < requests:
+        raise UsageError(
+            f"workload.prompts={config.prompts} does not make {requests} prompts with distinct token ids: raise "
+            "workload.prompt_tokens, lower workload.blocks or measure.stop.max_blocks, or give other prompts."
+        )
+    listed = frozenset(codec.encode_chat(text) for text in texts) if config.prompt_tokens is None else None
+    return Dealt(every, dealer.undealt, listed)
+
+
+def _dealt_rows(config: WorkloadConfig, codec: Codec, seed: int, count: int, max_positions: int | None) -> Dealt:
+    """`count` blocks of the rows of `config.source`, which follow each other in time."""
+    size = config.requests_per_block
+    sizes = (config.blocks * size, (count - config.blocks) * size, size)
+    filler = Filler(load_prompts(config.prompts), codec, seed, config.source.shared_prefix)
+    taken = take_rows(config.source, codec, filler, config.max_new_tokens, max_positions, sizes, seed)
+    requests = [
+        Request(
+            request_id := f"b{index // size:02d}-r{index % size:02d}",
+            each.ids,
+            each.max_new_tokens,
+            _sampling(config, each.row.sampling, seed, request_id),
+            ignore_eos=not config.respect_eos,
+        )
+        for index, each in enumerate(taken.requests)
+    ]
+    starts = range(0, len(requests), size)
+    times: tuple[Times, ...] = ()
+    if config.load == "trace":
+        stamps = taken.stamps()
+        times = tuple(trace_times(stamps[start : start + size], config.arrivals) for start in starts)
+    blocks = tuple(tuple(requests[start : start + size]) for start in starts)
+    return Dealt(blocks, taken.undealt, source=taken.facts, times=times)
+
+
+def _times(config: WorkloadConfig, seed: int, count: int) -> tuple[Times, ...]:
+    """The send times of `count` blocks, each with a pattern of its own; none for a load that asks no clock."""
+    if config.load not in NEEDED:
+        return ()
+    rngs = (random.Random(f"{seed}/arrivals/{block}") for block in range(count))  # noqa: S311
+    return tuple(arrival_times(config.load, config.arrivals, config.requests_per_block, rng) for rng in rngs)
 
 
 def check_fits(workload: Workload, max_positions: int) -> None:
@@ -153,8 +240,14 @@ def check_fits(workload: Workload, max_positions: int) -> None:
             )
 
 
-def _probe(config: WorkloadConfig, unmeasured: Unmeasured, seed: int) -> Block:
+def _probe(config: WorkloadConfig, possible: Sequence[Request], unmeasured: Unmeasured, seed: int) -> Block:
     rng = random.Random(f"{seed}/probe")  # noqa: S311
+    if config.source.gives_rows:
+        some = rng.sample(possible, min(PROBES, config.requests_per_block))
+        return tuple(
+            replace(request, request_id=f"p{index:02d}", input_ids=unmeasured.fitted(len(request.input_ids)))
+            for index, request in enumerate(some)
+        )
     lengths = itertools.cycle(document_lengths(config) or [0])
     prompts = [unmeasured.drawn(length) for length in itertools.islice(lengths, config.requests_per_block)]
     block = _block(config, 0, prompts, seed, rng)
@@ -180,16 +273,18 @@ def _block(config: WorkloadConfig, block: int, prompts: list[tuple[int, ...]], s
             request_id := f"b{block:02d}-r{index:02d}",
             ids,
             limit,
-            Sampling(
-                config.temperature,
-                config.top_k,
-                config.top_p,
-                _sampling_seed(config.temperature, seed, request_id),
-            ),
+            _sampling(config, {}, seed, request_id),
             ignore_eos=not config.respect_eos,
         )
         for index, (ids, limit) in enumerate(shapes)
     )
+
+
+def _sampling(config: WorkloadConfig, own: Mapping[str, Any], seed: int, request_id: str) -> Sampling:
+    """How a request is sampled: as the run's configuration says, but for what its row has of its `own`."""
+    temperature = own.get("temperature", config.temperature)
+    drawn = own.get("seed", _sampling_seed(temperature, seed, request_id))
+    return Sampling(temperature, own.get("top_k", config.top_k), own.get("top_p", config.top_p), drawn)
 
 
 def _sampling_seed(temperature: float, seed: int, request_id: str) -> int:
@@ -203,21 +298,24 @@ def _prefix(blocks: Sequence[Block]) -> SharedPrefix:
     return shared_prefix([request.input_ids for block in blocks for request in block])
 
 
-def _fingerprint(blocks: Sequence[Block], load: Load, concurrency: int) -> str:
-    content = {
-        "load": load,
-        "concurrency": concurrency,
-        "blocks": [
-            [
-                {
-                    "input_ids": request.input_ids,
-                    "max_new_tokens": request.max_new_tokens,
-                    "ignore_eos": request.ignore_eos,
-                    **asdict(request.sampling),
-                }
-                for request in block
-            ]
-            for block in blocks
-        ],
-    }
-    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+def _fingerprint(blocks: Sequence[Block], load: Load, concurrency: int | None, times: Sequence[Times]) -> str:
+    """SHA-256 of the JSON of all that is sent, and when; hashed request by request, since it may be gigabytes."""
+    digest = hashlib.sha256(b'{"blocks":[')
+    for number, block in enumerate(blocks):
+        digest.update(b",[" if number else b"[")
+        for index, request in enumerate(block):
+            content = {
+                "input_ids": request.input_ids,
+                "max_new_tokens": request.max_new_tokens,
+                "ignore_eos": request.ignore_eos,
+                **asdict(request.sampling),
+            }
+            digest.update(b"," * bool(index) + _json(content))
+        digest.update(b"]")
+    rest = {"concurrency": concurrency, "load": load} | ({"times": times[: len(blocks)]} if times else {})
+    digest.update(b"]," + _json(rest)[1:])
+    return digest.hexdigest()
+
+
+def _json(content: object) -> bytes:
+    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()

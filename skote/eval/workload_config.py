@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from skote.eval.arrivals import LOADS, ArrivalConfig, check_arrivals
+from skote.eval.sources.source_config import SourceConfig, check_source
 from skote.types import UsageError
 
 
@@ -13,8 +15,9 @@ class WorkloadConfig:
 
     Attributes:
         name: what reports call it.
-        load: "closed" (`concurrency` requests in flight, the next starts when one ends) or "burst" (a block at once).
-        concurrency: requests in flight in a closed loop; null with a burst.
+        load: "closed" (`concurrency` requests in flight, the next starts when one ends), "burst" (a block at once), or
+            by the clock: constant, poisson, gamma, ramp, step, trace (the times that `source` has).
+        concurrency: requests in flight in a closed loop; null with any other load.
         blocks: passes over fresh requests; 5 is the least that an interval of a delta takes.
         requests_per_block: requests of one pass.
         max_new_tokens: tokens of the longest answer.
@@ -25,6 +28,9 @@ class WorkloadConfig:
         prompt_mix: shares of `prompt_tokens` that a block's requests take in turn.
         temperature, top_k, top_p: sampling (`skote.types.Sampling`); temperature 0 is greedy, top_k 0 is no limit.
         respect_eos: whether an answer may end before its limit; then the arms' token counts may differ.
+        arrivals: when requests are sent, of a load by the clock (`skote.eval.arrivals`).
+        source: the file that requests come from, or how their lengths are drawn, instead of `prompts`, of which then
+            only what has no text of its own is made; `max_new_tokens` bounds answers (`skote.eval.sources`).
     """
 
     name: str = "chat"
@@ -41,6 +47,8 @@ class WorkloadConfig:
     top_k: int = 0
     top_p: float = 1.0
     respect_eos: bool = False
+    arrivals: ArrivalConfig = field(default_factory=ArrivalConfig)
+    source: SourceConfig = field(default_factory=SourceConfig)
 
 
 def check_config(config: WorkloadConfig) -> None:
@@ -70,16 +78,26 @@ def check_config(config: WorkloadConfig) -> None:
     if not 0.0 < config.top_p <= 1.0:
         raise UsageError(f"workload.top_p must lie in (0, 1], got {config.top_p}.")
     _check_load(config)
+    check_arrivals(config.load, config.arrivals)
+    check_source(config.source)
+    if config.source.gives_rows and (config.prompt_tokens is not None or list(config.output_mix) != [1.0]):
+        raise UsageError(
+            "workload.prompt_tokens and workload.output_mix make prompts and answers, and the rows of workload.source "
+            "have their own: set them to null and [1.0]."
+        )
 
 
 def _check_load(config: WorkloadConfig) -> None:
-    if config.load not in ("closed", "burst"):
-        raise UsageError(f"workload.load must be closed or burst, got {config.load!r}.")
-    if config.load == "burst":
+    if config.load not in LOADS:
+        raise UsageError(f"workload.load must be one of {', '.join(LOADS)}, got {config.load!r}.")
+    if config.load != "closed":
         if config.concurrency is not None:
-            raise UsageError(
-                "A burst sends a whole block at once: set workload.concurrency=null with workload.load=burst."
+            what = (
+                "A burst sends a whole block at once"
+                if config.load == "burst"
+                else "A load by the clock waits for no answer"
             )
+            raise UsageError(f"{what}: set workload.concurrency=null with workload.load={config.load}.")
     elif config.concurrency is None or config.concurrency < 1:
         raise UsageError(f"workload.concurrency must be at least 1 in a closed loop, got {config.concurrency}.")
     elif config.concurrency > config.requests_per_block:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from skote.types import CheckpointError
+from jinja2 import TemplateError
+
+from skote.types import CheckpointError, RequestError
 
 PAD_TOKEN = "<|pad|>"  # noqa: S105 (a token of text)
 
@@ -45,6 +47,29 @@ class TextCodec:
         return tuple(
             self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=False)
         )
+
+    def encode_messages(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[int, ...]:
+        """Token ids of a conversation in the OpenAI chat format, and of its tools, up to where the answer starts.
+
+        Raises:
+            RequestError: the tokenizer has no chat template, or its template refuses the conversation.
+        """
+        if not self.has_chat_template:
+            raise RequestError("The tokenizer has no chat template, which messages need: give prompts instead.")
+        try:
+            ids = self._tokenizer.apply_chat_template(
+                [dict(each) for each in messages],
+                tools=[dict(each) for each in tools] or None,
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=False,
+            )
+        except (TemplateError, TypeError, ValueError, KeyError) as error:
+            reason = str(error).strip().partition("\n")[0].rstrip(".")
+            raise RequestError(f"The model's chat template refuses a conversation: {reason}.") from error
+        return tuple(ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens left out."""

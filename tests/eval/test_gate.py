@@ -281,3 +281,19 @@ def test_sampled_outputs_beyond_the_vocabulary_fail_parity():
 
     assert not entry["passed"]
     assert "The candidate answered request a with token 2" in entry["sentence"]
+
+
+def test_greedy_and_sampled_requests_of_one_run_are_each_judged_their_own_way():
+    arms = [Arm(name, {"p": (0, 1, 0)}, LOGITS) for name in ("candidate", "baseline")]
+    truth = Arm("reference", {}, np.zeros((64, 2), dtype=np.float32))
+    judge = ParityGate(*arms, dtype="fp32", reference=lambda: nullcontext(truth), eos_ids=(), vocab=2, seed=0)
+    judge.probe([Request("p", (1,), 3)])
+    requests = [Request("a", (1,), 3), Request("s", (1,), 4, Sampling(temperature=1.0))]
+    outputs = {"a": (0, 1, 0), "s": (0, 1, 1, 0)}
+
+    entry = judge.settle_all(requests, {"candidate": outputs, "baseline": outputs})
+    assert (entry["passed"], entry["compared"], entry["sampled"]["candidate"]["requests"]) == (True, 2, 1)
+    assert {request_id for request_id, _ in truth.scored} == {"s"}
+
+    other = outputs | {"a": (1, 1, 0)}
+    assert not judge.settle_all(requests, {"candidate": other, "baseline": outputs})["passed"]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from skote.eval.arrivals import ArrivalConfig
 from skote.eval.codec import HashCodec
 from skote.eval.record import read_run
+from skote.eval.sources.source_config import SourceConfig
 from skote.eval.summary import summarize
 from skote.eval.workload import build_workload
 from skote.eval.workload_config import WorkloadConfig, check_config
@@ -43,10 +47,29 @@ def test_prompts_do_not_depend_on_a_salted_hash():
     assert len(said) == 1
 
 
-@pytest.mark.parametrize("load", ["constant", "poisson"])
+@pytest.mark.parametrize("load", ["uniform", "exponential"])
 def test_a_load_that_does_not_exist_is_not_approximated_by_one_that_does(load):
-    with pytest.raises(UsageError, match=rf"workload\.load must be closed or burst, got '{load}'"):
+    with pytest.raises(UsageError, match=rf"workload\.load must be one of closed, burst, .*, got '{load}'"):
         check_config(WorkloadConfig(load=load))
+
+
+def test_a_constant_rate_has_gaps_that_are_equal():
+    config = WorkloadConfig(load="constant", concurrency=None, arrivals=ArrivalConfig(rate=8.0))
+    (gaps,) = {
+        tuple(later - earlier for earlier, later in itertools.pairwise(times))
+        for times in build_workload(config, CODEC, 0).times
+    }
+    assert gaps == (125_000_000,) * 11
+
+
+def test_the_times_of_a_trace_are_those_that_requests_are_sent_at(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("timestamp,input_tokens,output_tokens\n100.5,20,1\n101.5,20,1\n104.5,20,1\n")
+    config = WorkloadConfig(
+        load="trace", concurrency=None, blocks=1, requests_per_block=3, arrivals=ArrivalConfig(speed_up=2.0),
+        source=SourceConfig(str(path)),
+    )  # fmt: skip
+    assert build_workload(config, CODEC, 0).times == ((0, 500_000_000, 2_000_000_000),)
 
 
 CHANGES = {
@@ -63,11 +86,15 @@ CHANGES = {
     "top_k": {"top_k": 7},
     "top_p": {"top_p": 0.5},
     "respect_eos": {"respect_eos": True},
+    "arrivals": {"load": "poisson", "concurrency": None, "arrivals": ArrivalConfig(rate=2.0)},
+    "source": {"prompts": "sentences", "source": SourceConfig("lengths.csv")},
 }
 
 
-def test_no_option_is_reported_and_not_used():
+def test_no_option_is_reported_and_not_used(tmp_path, monkeypatch):
     """Every option of a workload, but for its name, changes what is sent, and so the hash of it."""
+    monkeypatch.chdir(tmp_path)
+    Path("lengths.csv").write_text("input_tokens,output_tokens\n" + "20,5\n" * 72)
     hashes = [
         build_workload(dataclasses.replace(WorkloadConfig(), **change), CODEC, 0).sha256
         for change in [{}, *CHANGES.values()]

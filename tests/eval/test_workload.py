@@ -10,6 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 import skote.eval.workload as module
+from skote.eval.arrivals import NEEDED
 from skote.eval.codec import HashCodec
 from skote.eval.prompts import load_held_out, load_prompts
 from skote.eval.workload import Workload, build_workload, check_fits
@@ -33,10 +34,24 @@ class LetterCodec:
         return (999, *self.encode(text))
 
 
-def option(name: str) -> WorkloadConfig:
+@pytest.fixture(scope="module")
+def trace_file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Enough rows for the option `trace` and its spare blocks."""
+    path = tmp_path_factory.mktemp("trace") / "trace.csv"
+    rows = [
+        f"2023-11-16 18:{index // 60:02d}:{index % 60:02d}.0,{20 + index % 90},{2048 - index % 7}"
+        for index in range(2600)
+    ]
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    return str(path)
+
+
+def option(name: str, trace_file: str | None = None) -> WorkloadConfig:
     schema = OmegaConf.structured(WorkloadConfig)
     config = OmegaConf.to_object(OmegaConf.merge(schema, OmegaConf.load(CONF / f"{name}.yaml")))
     assert isinstance(config, WorkloadConfig)
+    if name == "trace":
+        config.source.path = trace_file
     return config
 
 
@@ -51,20 +66,27 @@ def lengths(workload: Workload) -> list[list[int]]:
 
 
 def test_there_is_an_option_for_every_scenario():
-    assert OPTIONS == ["burst16x64", "chat", "concurrency", "decode_256", "mixed_burst", "prefill_longcontext"]
+    assert OPTIONS == [
+        "burst16x64", "chat", "concurrency", "decode_256", "mixed_burst", "poisson", "prefill_longcontext", "synthetic",
+        "trace",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_option_states_every_key_and_its_own_name(name):
     stated = OmegaConf.load(CONF / f"{name}.yaml")
-    assert set(stated) == {field.name for field in dataclasses.fields(WorkloadConfig)}
+    clocked = {"arrivals": stated.load in NEEDED, "source": name in ("synthetic", "trace")}
+    unused = {key for key, used in clocked.items() if not used}
+    assert set(stated) == {field.name for field in dataclasses.fields(WorkloadConfig)} - unused
+    for key in clocked.keys() - unused:
+        assert set(stated[key]) == {field.name for field in dataclasses.fields(getattr(WorkloadConfig(), key))}
     assert stated.name == name
 
 
 @pytest.mark.parametrize("codec", [CODEC, HashCodec(64)], ids=["large vocabulary", "tiny vocabulary"])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_option_builds_distinct_requests_within_the_vocabulary(name, codec):
-    config = option(name)
+def test_option_builds_distinct_requests_within_the_vocabulary(name, codec, trace_file):
+    config = option(name, trace_file)
     workload = build_workload(config, codec, seed=0)
     assert len(workload.blocks) == config.blocks
     assert all(len(block) == config.requests_per_block for block in workload.blocks)
@@ -192,8 +214,8 @@ def test_respect_eos_reaches_the_requests_but_not_the_warmup():
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_warmup_has_measured_shapes_and_no_measured_prompt(name):
-    workload = build_workload(option(name), CODEC, seed=0)
+def test_warmup_has_measured_shapes_and_no_measured_prompt(name, trace_file):
+    workload = build_workload(option(name, trace_file), CODEC, seed=0)
     shapes = {(len(request.input_ids), request.max_new_tokens) for request in workload.requests}
     warm = [(len(request.input_ids), request.max_new_tokens) for request in workload.warmup]
     assert len(warm) == len(set(warm)) <= 6
@@ -244,7 +266,9 @@ def test_hash_codec_is_stable_and_causal():
         ({"concurrency": 0}, r"workload\.concurrency must be at least 1"),
         ({"concurrency": None}, r"workload\.concurrency must be at least 1"),
         ({"concurrency": 13}, r"raise workload\.requests_per_block"),
-        ({"load": "poisson"}, r"workload\.load must be closed or burst, got 'poisson'"),
+        ({"load": "fast"}, r"workload\.load must be one of closed, burst, constant, .*, got 'fast'"),
+        ({"load": "poisson", "concurrency": None}, r"workload\.load=poisson needs workload\.arrivals\.rate"),
+        ({"load": "poisson"}, r"waits for no answer: set workload\.concurrency=null"),
         ({"load": "burst"}, r"workload\.concurrency=null"),
         ({"temperature": -1.0}, r"workload\.temperature"),
         ({"temperature": float("nan")}, r"workload\.temperature"),
@@ -364,8 +388,8 @@ def test_the_probe_is_made_like_a_block_and_of_other_prompts(prompt_tokens):
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_spare_blocks_follow_without_changing_the_planned_ones(name):
-    config = option(name)
+def test_spare_blocks_follow_without_changing_the_planned_ones(name, trace_file):
+    config = option(name, trace_file)
     planned, longer, longest = (build_workload(config, CODEC, seed=4, max_blocks=blocks) for blocks in (0, 13, 25))
 
     assert planned.blocks == longer.blocks == longest.blocks
