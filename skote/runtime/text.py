@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from skote.types import CheckpointError
+from skote.types import CheckpointError, RequestError
 
 PAD_TOKEN = "<|pad|>"  # noqa: S105 (a token of text)
 
@@ -41,10 +41,26 @@ class TextCodec:
         """Token ids of `text` as a user's turn, up to where the answer starts; plain where there is no template."""
         if not self.has_chat_template:
             return self.encode(text)
-        turns = [{"role": "user", "content": text}]
-        return tuple(
-            self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=False)
-        )
+        return self.encode_turns([{"role": "user", "content": text}])
+
+    def encode_turns(self, turns: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        """Token ids of turns of `role` and `content` in the chat template, up to where the next answer starts.
+
+        Raises:
+            RequestError: there is no template, or it refuses these turns.
+        """
+        from jinja2 import TemplateError
+
+        if not self.has_chat_template:
+            raise RequestError("The model has no chat template: use plain text.")
+        try:
+            ids = self._tokenizer.apply_chat_template(
+                [dict(turn) for turn in turns], add_generation_prompt=True, tokenize=True, return_dict=False
+            )
+        except (TemplateError, TypeError, ValueError, KeyError, IndexError) as error:  # a template is the model's code
+            reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+            raise RequestError(f"The model's chat template refuses these messages: {reason}.") from error
+        return tuple(ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens left out."""
