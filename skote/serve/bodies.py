@@ -8,12 +8,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 MOST_STOPS = 16
 _INT64 = 2**63
 
-_Text = Annotated[str, Field(min_length=1, max_length=256)]
+
+def _check_characters(text: str) -> str:
+    """JSON can spell half a character, which no tokenizer takes."""
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise ValueError("a text must not have half a surrogate pair")
+    return text
+
+
+_Text = Annotated[str, AfterValidator(_check_characters)]
+_Stop = Annotated[_Text, Field(min_length=1, max_length=256)]
 _Id = Annotated[int, Field(ge=0, lt=_INT64)]
 _Zero = Annotated[float, Field(ge=0.0, le=0.0)]
 _One = Annotated[float, Field(ge=1.0, le=1.0)]
@@ -49,7 +58,7 @@ class Body(_Strict):
     seed: int | None = Field(
         default=None, ge=-_INT64, lt=_INT64, description="A whole number of 64 bits; drawn where not given."
     )
-    stop: _Text | Annotated[list[_Text], Field(max_length=MOST_STOPS)] | None = Field(
+    stop: _Stop | Annotated[list[_Stop], Field(max_length=MOST_STOPS)] | None = Field(
         default=None, description=f"A text of 1 to 256 characters that ends the answer, or up to {MOST_STOPS} of them."
     )
     ignore_eos: bool | None = Field(default=None, description="Go on until max_tokens.")
@@ -78,9 +87,9 @@ class CompletionBody(Body):
     """Of /v1/completions: a text to go on with."""
 
     prompt: (
-        str
+        _Text
         | _Ids
-        | Annotated[list[str], Field(min_length=1, max_length=1)]
+        | Annotated[list[_Text], Field(min_length=1, max_length=1)]
         | Annotated[list[_Ids], Field(min_length=1, max_length=1)]
     ) = Field(description="A text, or its token ids, or a list of one of these: one prompt a request.")
     best_of: Literal[1] | None = Field(default=None, description=_NOT_BUILT)
@@ -101,14 +110,14 @@ class TextPart(_Strict):
     """A part of a message."""
 
     type: Literal["text"] = Field(description="Text alone.")
-    text: str
+    text: _Text
 
 
 class Message(_Strict):
     """A turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: _Text | list[TextPart]
     name: str | None = Field(default=None, description="No effect.")
     refusal: None = Field(default=None, description="No effect; clients send back what they were answered.")
 

@@ -26,9 +26,8 @@ class ApiError(SkoteError):
     @property
     def content(self) -> dict[str, Any]:
         """The body that says so."""
-        message = str(self).encode("utf-8", "replace").decode()  # a client may name a field by half a character
         kind = _KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
     @property
     def response(self) -> JSONResponse:
@@ -52,11 +51,13 @@ def invalid(errors: Sequence[Mapping[str, Any]], descriptions: Mapping[str, str]
     place = [str(each) for each in error["loc"][1:]]
     if error["type"] == "json_invalid":
         return ApiError(400, f"The body is not JSON: {error.get('ctx', {}).get('error', error['msg'])}.")
+    if not place and error["type"] == "string_unicode":
+        return ApiError(400, "The name of a field has half a surrogate pair.")
     if not place:
         return ApiError(400, "The body must be a JSON object, and its content-type application/json.")
     field = place[0]
     if error["type"] == "extra_forbidden":
-        name = ".".join(place)[:_NAME_LENGTH].encode("utf-8", "replace").decode()
+        name = ".".join(place)[:_NAME_LENGTH]
         return ApiError(400, f"There is no field {name!r} here: leave it out, or check its spelling.", param=name)
     if error["type"] == "missing":
         return ApiError(400, f"{'.'.join(place)} is missing.", param=field)

@@ -119,7 +119,7 @@ def running(
 
 @pytest.fixture(scope="module")
 def start(echo: str) -> Iterator[Callable[..., Live]]:
-    """`start(limits=, keys=, engine=, **router options)`: a server that lives as long as the module's tests."""
+    """`start(limits=, keys=, token_ms=, engine=, **router options)`: a server that lives as long as the module's tests."""
     with ExitStack() as stack:
 
         def open_server(
@@ -130,10 +130,11 @@ def start(echo: str) -> Iterator[Callable[..., Live]]:
             drain_s: float = 30.0,
             devices: Sequence[str] = ("cpu",),
             log_prompts: bool = False,
+            engine: EngineSpec | None = None,
             **options: Any,
         ) -> Live:
-            engine = EngineSpec(echo, {"token_ms": token_ms})
-            router = stack.enter_context(Router(".", list(devices), engine=engine, codec=ByteCodec(), **options))
+            spec = engine or EngineSpec(echo, {"token_ms": token_ms})
+            router = stack.enter_context(Router(".", list(devices), engine=spec, codec=ByteCodec(), **options))
             return stack.enter_context(
                 running(router, limits or Limits(), keys=keys, drain_s=drain_s, log_prompts=log_prompts)
             )
