@@ -38,3 +38,7 @@ def _serve(arguments: Sequence[str]) -> int:
     from skote.serve.serving import serve
 
     return serve(settings)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -14,7 +14,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from skote.serve.door import Door
-from skote.serve.service import Service
+from skote.serve.service import LOG, Service
 from skote.types import UsageError
 
 CUT_OFF_S = 5
@@ -62,6 +62,14 @@ class Server(uvicorn.Server):
         )
         self._service = service
         self._drain_s = drain_s
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's; the log says where, once requests are taken."""
+        await super().startup(sockets)
+        for each in sockets or ():
+            host, port = each.getsockname()[:2]
+            place = f"[{host}]" if ":" in host else host
+            LOG.info("%s is served at http://%s:%d", self._service.served.name, place, port)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's; health says so from now on."""

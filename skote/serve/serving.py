@@ -34,10 +34,8 @@ def serve(settings: Settings) -> ExitCode:
         metrics = Metrics(router)
         service = Service(router, codec, served, settings.limits, metrics, log_prompts=settings.log_prompts)
         server = Server(build_app(service, keys=keys), service, drain_s=settings.drain_s)
-        host, port = listener.getsockname()[:2]
-        place = f"[{host}]" if ":" in host else host
-        tier = described[0]["tier"]
-        LOG.info("%s is served at http://%s:%d (%d replicas, tier %s)", served.name, place, port, len(described), tier)
+        for index, each in enumerate(described):
+            LOG.info("Replica %d: tier %s, %d positions a request", index, each["tier"], each["max_model_len"])
         with sigterm_ends_a_server():
             server.run([listener])
     LOG.info("%s has ended.", settings.name)

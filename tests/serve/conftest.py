@@ -119,7 +119,7 @@ def running(
 
 @pytest.fixture(scope="module")
 def start(echo: str) -> Iterator[Callable[..., Live]]:
-    """`start(limits=, keys=, token_ms=, engine=, **router options)`: a server that lives as long as the module's tests."""
+    """`start(limits=, keys=, token_ms=, engine=, ...)`: a server that lives as long as the module's tests."""
     with ExitStack() as stack:
 
         def open_server(
