@@ -82,5 +82,5 @@ def test_no_request_makes_it_fail(target: Any, schema: Any, method: str, path: s
     assert statuses.total() >= EXAMPLES / 2
     if method == "POST":
         assert set(statuses) <= ({200, 400} if mode is POSITIVE else {200, 400, 404})
-        assert (statuses[200] > statuses.total() / 4) is (mode is POSITIVE)
+        assert mode is NEGATIVE or statuses[200] > statuses.total() / 10
     assert target.service.open == 0
