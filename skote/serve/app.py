@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from skote.serve.bodies import DESCRIPTIONS, ChatBody, CompletionBody
 from skote.serve.door import Door
@@ -19,16 +19,6 @@ from skote.serve.errors import ApiError, invalid
 from skote.serve.metrics import Metrics
 from skote.serve.service import Service
 
-_WHAT = {
-    400: "the request is not what it must be",
-    401: "no key that this server knows",
-    403: "called by a name that is not this machine's",
-    404: "no such thing here",
-    408: "the request took too long to arrive",
-    413: "the body is too large",
-    429: "as many requests as this server takes",
-    503: "no replica could answer",
-}
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -47,8 +37,13 @@ class Failure(BaseModel):
     error: Fault
 
 
-def _told(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    return {status: {"model": Failure, "description": _WHAT[status]} for status in (401, 403, 408, 413, *statuses)}
+_FAILURES: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": Failure, "description": "What is wrong with the request, in one sentence."},
+    503: {"model": Failure, "description": "Why no replica could answer, in one sentence; come again later."},
+}
+_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The answer, or its chunks.", "content": {"text/event-stream": {}}}
+}
 
 
 def build_app(service: Service, *, keys: Sequence[str] = ()) -> Door:
@@ -63,32 +58,32 @@ def build_app(service: Service, *, keys: Sequence[str] = ()) -> Door:
         "max_model_len": service.served.context,
     }
 
-    @app.post("/v1/completions", responses=_told(400, 404, 429, 503), response_class=JSONResponse)
+    @app.post("/v1/completions", responses=_FAILURES | _STREAM, response_class=JSONResponse)
     async def complete(body: CompletionBody) -> Response:
         return await service.complete(body)
 
-    @app.post("/v1/chat/completions", responses=_told(400, 404, 429, 503), response_class=JSONResponse)
+    @app.post("/v1/chat/completions", responses=_FAILURES | _STREAM, response_class=JSONResponse)
     async def chat(body: ChatBody) -> Response:
         return await service.chat(body)
 
-    @app.get("/v1/models", responses=_told())
+    @app.get("/v1/models", responses=_FAILURES)
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [card]}
 
-    @app.get("/v1/models/{name:path}", responses=_told(404))
+    @app.get("/v1/models/{name:path}", responses=_FAILURES)
     async def model(name: str) -> dict[str, Any]:
         if name != service.served.name:
             raise ApiError(404, f"There is no such model here: {service.served.name!r} is.", code="model_not_found")
         return card
 
-    @app.get("/health", responses=_told(503))
+    @app.get("/health", responses=_FAILURES)
     async def health() -> dict[str, Any]:
         alive = sum(load.alive for load in service.loads)
         if service.draining or not alive:
             raise ApiError(503, "The server is ending." if service.draining else "No replica is alive.")
         return {"status": "ok", "replicas": alive}
 
-    @app.get("/metrics", responses=_told(), response_class=Response)
+    @app.get("/metrics", responses=_FAILURES, response_class=PlainTextResponse)
     async def metrics() -> Response:
         return Response(service.metrics.text(), headers={"content-type": METRICS_TYPE})
 

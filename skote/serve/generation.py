@@ -142,7 +142,7 @@ class Generation:
                 yield Piece(text, token_ids, "stop")
                 return
             if completion is not None:
-                yield Piece(text + self._stops.finish(), token_ids, completion.finish_reason)
+                yield Piece(text + self._stops.finish(), token_ids, completion.finish_reason or "stop")
                 return
             if token_ids:
                 yield Piece(text, token_ids)

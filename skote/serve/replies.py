@@ -41,10 +41,12 @@ class Reply:
     usage: bool = False
     running_usage: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
-    id: str = ""
+    number: str = field(default_factory=lambda: uuid4().hex)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "id", _PREFIX[self.kind] + uuid4().hex)
+    @property
+    def id(self) -> str:
+        """What it is called, by clients and in the log."""
+        return _PREFIX[self.kind] + self.number
 
     @property
     def counts_tokens(self) -> bool:

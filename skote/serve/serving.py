@@ -28,6 +28,7 @@ def serve(settings: Settings) -> ExitCode:
     facts = load_facts(settings.model.path)
     _make_folder(settings)
     codec = load_tokenizer(settings.model.path)
+    codec.encode("a")  # the first call drops a truncation that was stored with it, which no other thread must meet
     with bind(settings.host, settings.port) as listener, open_router(settings, codec) as router:
         described = router.describe()
         served = Served(settings.name, min(each["max_model_len"] for each in described), facts.vocab)
@@ -36,6 +37,8 @@ def serve(settings: Settings) -> ExitCode:
         server = Server(build_app(service, keys=keys), service, drain_s=settings.drain_s)
         for index, each in enumerate(described):
             LOG.info("Replica %d: tier %s, %d positions a request", index, each["tier"], each["max_model_len"])
+            for note in each["notes"]:
+                LOG.info("Replica %d: %s", index, note)
         with sigterm_ends_a_server():
             server.run([listener])
     LOG.info("%s has ended.", settings.name)

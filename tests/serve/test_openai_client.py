@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import urllib.request
 from typing import Any
 
 import openai
@@ -202,3 +204,42 @@ def test_a_failure_before_the_first_token_has_a_status_and_one_after_it_is_an_ev
     with pytest.raises(openai.APIError, match="told to break"):
         got.extend(chunk.choices[0].text for chunk in stream)
     assert "ab".startswith("".join(got))
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (  # vllm bench serve --backend openai, with --ignore-eos and --temperature 0
+            "completions",
+            {"model": "echo", "prompt": "ab", "repetition_penalty": 1.0, "max_tokens": 3, "logprobs": None,
+             "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True, "temperature": 0},
+        ),
+        (  # --backend openai-chat
+            "chat/completions",
+            {"model": "echo", "messages": [{"role": "user", "content": [{"type": "text", "text": "ab"}]}],
+             "max_completion_tokens": 3, "stream": True, "stream_options": {"include_usage": True}},
+        ),
+        (  # guidellm
+            "completions",
+            {"model": "echo", "prompt": "ab", "max_tokens": 3, "stop": None, "ignore_eos": True, "stream": True,
+             "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+        ),
+    ],
+    ids=["vllm bench serve", "vllm bench serve, chat", "guidellm"],
+)  # fmt: skip
+def test_what_benchmark_clients_send_is_taken(live: Any, path: str, body: dict[str, Any]) -> None:
+    """Their rules: data: lines, a chunk with choices is a token's, one without has the counts, [DONE] ends it."""
+    request = urllib.request.Request(
+        f"{live.url}/v1/{path}", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=30) as response:
+        *events, done, rest = response.read().decode().split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events]
+    *tokens, usage = chunks
+    texts = [chunk["choices"][0] for chunk in tokens]
+    assert (
+        "".join(choice["text"] if "text" in choice else choice["delta"].get("content", "") for choice in texts) == "aba"
+    )
+    assert usage["choices"] == []
+    assert usage["usage"] == {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}

@@ -111,6 +111,14 @@ def test_what_comes_beyond_the_limit_is_told_to_come_again(slow: Any, connect: A
     assert slow.client().completions.create(model="echo", prompt="a", max_tokens=1).choices[0].text == "a"
 
 
+def test_connections_beyond_the_limit_are_refused(start: Callable[..., Any], connect: Any) -> None:
+    live = start(limits=Limits(connections=2))
+    health = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    for _ in range(2):
+        assert connect(live, health).recv(1000).startswith(b"HTTP/1.1 200")
+    assert rest(connect(live, health)).startswith(b"HTTP/1.1 503")
+
+
 def test_who_waits_too_long_is_told_so(start: Callable[..., Any], connect: Any) -> None:
     live = start(token_ms=20.0, limits=Limits(queue_s=0.1))
     connection = connect(live, post({"prompt": "abc", "max_tokens": 2000}))
