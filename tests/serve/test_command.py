@@ -67,7 +67,7 @@ class Process:
 
 @pytest.fixture(scope="module")
 def model(make_checkpoint: Callable[..., Path], write_tokenizer: Callable[..., None]) -> Path:
-    directory = make_checkpoint(max_position_embeddings=2048, eos_token_id=None)
+    directory = make_checkpoint(max_position_embeddings=32768, eos_token_id=None)
     write_tokenizer(directory, chat=True)
     return directory
 
@@ -92,7 +92,7 @@ def serve(model: Path) -> Iterator[Callable[..., Process]]:
 def test_two_replicas_answer_with_the_models_own_tokens_and_sigterm_lets_a_stream_end(
     serve: Callable[..., Process], model: Path, reference_ids: Callable[..., list[int]]
 ) -> None:
-    server = serve("devices=2", "model.name=tiny", "engine.max_batch=2")
+    server = serve("devices=2", "model.name=tiny", "engine.max_batch=2", "engine.max_model_len=2048")
     client = server.client()
     assert len(server.children) == 2
     codec = load_tokenizer(model)
@@ -128,12 +128,12 @@ def test_beyond_loopback_it_wants_its_key_and_what_takes_longer_than_it_may_is_t
     serve: Callable[..., Process], tmp_path: Path
 ) -> None:
     (tmp_path / "key").write_text("sesame\n", encoding="utf-8")
-    server = serve("host=0.0.0.0", f"api_key_file={tmp_path / 'key'}", "drain_s=0.2")
+    server = serve("host=0.0.0.0", f"api_key_file={tmp_path / 'key'}", "drain_s=0.2", "engine.max_model_len=32768")
     with pytest.raises(openai.AuthenticationError):
         server.client("other").models.list()
     client = server.client("sesame")
     (served,) = client.models.list()
-    stream = client.completions.create(model=served.id, prompt=PROMPT, max_tokens=2000, stream=True)
+    stream = client.completions.create(model=served.id, prompt=PROMPT, max_tokens=30_000, stream=True)
     next(stream)
     server.process.send_signal(signal.SIGTERM)
     with pytest.raises(openai.APIError, match=r"had not within 0\.2 s \(drain_s\)"):
