@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "kernels": {"types", "flags", "kernels"},
     "model": {"types", "flags", "kernels", "model"},
     "runtime": {"types", "flags", "kernels", "model", "runtime"},
+    "serve": {"types", "model", "runtime", "serve"},
     "engines": {"types", "flags", "model", "engines"},
     "contracts": {"types", "flags", "kernels", "model", "runtime", "engines", "contracts"},
     "eval": {"types", "eval"},

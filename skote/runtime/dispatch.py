@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -13,14 +13,13 @@ from typing import Any, Literal
 
 from skote.runtime.answers import CALLBACKS_S, Answer, Answers
 from skote.runtime.dispatch_options import DispatchOptions
-from skote.runtime.lane import Lane, Launcher, ReplicaCounts
+from skote.runtime.lane import Lane, Launcher, ReplicaCounts, ReplicaLoad
 from skote.runtime.policies import new_policy
 from skote.runtime.threads import start_thread
 from skote.runtime.tpot_guard import TpotGuard
-from skote.runtime.waiting import Ticket
+from skote.runtime.waiting import Refusal, Ticket, hearer
 from skote.types import Completion, ReplicaError, Request, SkoteError, UsageError
 
-_Status = Literal["error", "cancelled"]
 _Launch = tuple[Lane, list[Ticket]]
 
 
@@ -114,6 +113,12 @@ class ReplicaDispatcher:
             return [lane.counts for lane in self._lanes.values()]
 
     @property
+    def loads(self) -> list[ReplicaLoad]:
+        """Each replica's load now, in the order of their indices."""
+        with self._changed:
+            return [lane.now for lane in self._lanes.values()]
+
+    @property
     def events(self) -> list[ReplicaEvent]:
         """Replicas that ended and came back so far, in the order of time."""
         with self._changed:
@@ -124,13 +129,14 @@ class ReplicaDispatcher:
         """Whether the calling thread is the one that runs the callbacks of the futures."""
         return self._answers.in_callback
 
-    def dispatch(self, request: Request) -> Future[Completion]:
+    def dispatch(self, request: Request, hear: Callable[[Sequence[int]], None] | None = None) -> Future[Completion]:
         """Choose a replica and queue `request` there; the future never raises. `cancel` it here, not by its own method.
 
         It resolves at once, with status "error", where every replica has ended or every queue is full, and "cancelled"
-        after `close`.
+        after `close`. `hear` is told all tokens of the completion, as they come and before it resolves, in a thread of
+        the replica's, which it must not hold up.
         """
-        ticket = Ticket(request, time.monotonic_ns(), Answer())
+        ticket = Ticket(request, time.monotonic_ns(), Answer(), hear)
         launches: list[_Launch] = []
         with self._changed:
             lanes = self._open_lanes()
@@ -142,7 +148,7 @@ class ReplicaDispatcher:
                 lane.slowed += ticket in lane.queue and lane.is_slowed
                 self._changed.notify()
         if refusal is not None:
-            ticket.future.set_result(_refused(ticket, *refusal))
+            ticket.future.set_result(ticket.refused(*refusal))
         self._launch(launches)
         return ticket.future
 
@@ -156,14 +162,17 @@ class ReplicaDispatcher:
             if ticket is None:
                 return False
             ticket.cancelled = True
-            lane = next((each for each in self._lanes.values() if each.withdraw(ticket)), None)
-            if lane is not None:
-                sentence = "The request was cancelled before a replica took it."
-                self._hand_back([(ticket, _refused(ticket, "cancelled", sentence, lane.replica))])
+            self._withdraw(ticket)
             drop = ticket.drop
         if drop is not None:
             drop()
         return True
+
+    def withdraw(self, future: Future[Any]) -> bool:
+        """`cancel` a request that still waits for a replica; False where one has taken it."""
+        with self._changed:
+            ticket = self._tickets.get(future)
+            return ticket is not None and self._withdraw(ticket)
 
     def close(self) -> None:
         """Resolve what is queued with status "cancelled" and take no more; launches in flight are still answered.
@@ -176,7 +185,7 @@ class ReplicaDispatcher:
             self._closed = True
             self._hand_back(
                 [
-                    (ticket, _refused(ticket, "cancelled", sentence, lane.replica))
+                    (ticket, ticket.refused("cancelled", sentence, lane.replica.index, lane.replica.device))
                     for lane in self._lanes.values()
                     for ticket in lane.queue.clear()
                 ]
@@ -188,6 +197,14 @@ class ReplicaDispatcher:
         if ended:
             self._answers.join()
 
+    def _withdraw(self, ticket: Ticket) -> bool:
+        lane = next((each for each in self._lanes.values() if each.withdraw(ticket)), None)
+        if lane is None:
+            return False
+        sentence = "The request was cancelled before a replica took it."
+        self._hand_back([(ticket, ticket.refused("cancelled", sentence, lane.replica.index, lane.replica.device))])
+        return True
+
     def _hand_back(self, answers: Sequence[tuple[Ticket, Completion]]) -> None:
         """Let the futures be resolved; under the lock, so that the last of a closed dispatcher is known as such."""
         for ticket, _ in answers:
@@ -196,7 +213,7 @@ class ReplicaDispatcher:
         if self._closed and not self._tickets:
             self._answers.end()
 
-    def _refusal(self, lanes: Sequence[Lane]) -> tuple[_Status, str] | None:
+    def _refusal(self, lanes: Sequence[Lane]) -> tuple[Refusal, str] | None:
         if self._closed:
             return "cancelled", "The dispatcher was closed before the request came."
         if not lanes:
@@ -315,7 +332,7 @@ class ReplicaDispatcher:
 
     def _launch(self, launches: Sequence[_Launch]) -> None:
         for lane, tickets in launches:
-            future = lane.replica.generate([ticket.request for ticket in tickets])
+            future = lane.replica.generate([ticket.request for ticket in tickets], hearer(tickets))
             with self._changed:
                 for row, ticket in enumerate(tickets):
                     ticket.drop = partial(lane.replica.cancel, future, row)
@@ -358,20 +375,3 @@ class ReplicaDispatcher:
         if not open_lanes:
             return None
         return max(0.0, min(map(self._deadline_ns, open_lanes)) - time.monotonic_ns()) / 1e9
-
-
-def _refused(ticket: Ticket, status: _Status, sentence: str, replica: Launcher | None = None) -> Completion:
-    """The completion of a ticket that no replica took."""
-    return Completion(
-        request_id=ticket.request.request_id,
-        input_tokens=len(ticket.request.input_ids),
-        output_ids=(),
-        chunks=(),
-        dispatched_ns=ticket.dispatched_ns,
-        admitted_ns=None,
-        end_ns=time.monotonic_ns(),
-        status=status,
-        error=sentence,
-        replica=-1 if replica is None else replica.index,
-        device="none" if replica is None else replica.device,
-    )

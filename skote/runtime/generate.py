@@ -18,6 +18,7 @@ from skote.runtime.cli import (
     run_command,
     sampling_of,
 )
+from skote.runtime.detokenizer import Detokenizer
 from skote.runtime.devices import resolve_devices, threads_per_replica
 from skote.runtime.engine import SkotergyEngine
 from skote.runtime.family_table import families_text
@@ -31,23 +32,21 @@ class TextStream:
     """Token ids in, text out, held back while a character is incomplete."""
 
     def __init__(self, codec: TextCodec, write: Callable[[str], object]) -> None:
-        self._codec, self._write = codec, write
-        self._ids: list[int] = []
-        self._written = 0
+        self._detokenizer, self._write = Detokenizer(codec.decode), write
+        self._pieces: list[str] = []
 
     def emit(self, _: int, ids: Sequence[int]) -> None:
         """Write what `ids` complete; an `Emit` for a batch of one."""
-        self._ids.extend(ids)
-        text = self._codec.decode(self._ids)
-        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
-            self._write(text[self._written :])
-            self._written = len(text)
+        self._put(self._detokenizer.add(ids))
 
     def finish(self) -> str:
         """Write what was held back; the whole text."""
-        text = self._codec.decode(self._ids)
-        self._write(text[self._written :])
-        return text
+        self._put(self._detokenizer.finish())
+        return "".join(self._pieces)
+
+    def _put(self, piece: str) -> None:
+        self._write(piece)
+        self._pieces.append(piece)
 
 
 def generate(local_dir: str, prompt: str, *, max_new_tokens: int, greedy: bool = True) -> str:

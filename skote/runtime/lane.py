@@ -11,7 +11,7 @@ from typing import Protocol
 from skote.runtime.policies import Load, recent_mean
 from skote.runtime.tpot_guard import TpotGuard
 from skote.runtime.waiting import Ticket, Waiting
-from skote.types import Completion, Request
+from skote.types import Completion, Emit, Request
 
 _UNBOUNDED = sys.maxsize
 
@@ -30,8 +30,8 @@ class Launcher(Protocol):
     def rows(self) -> int | None:
         """Requests that its engine advances together, joining and leaving; None where launches take their turn."""
 
-    def generate(self, requests: Sequence[Request]) -> Future[list[Completion]]:
-        """One launch; the future never raises."""
+    def generate(self, requests: Sequence[Request], hear: Emit | None = None) -> Future[list[Completion]]:
+        """One launch; the future never raises. `hear` is told all tokens of its completions before it is done."""
 
     def cancel(self, launch: Future[list[Completion]], row: int) -> None:
         """Drop a row of a launch, as soon as may be."""
@@ -57,6 +57,19 @@ class ReplicaCounts:
     """The most launches that were unanswered at one time."""
     slowed: int = 0
     """Requests that the replica had room for when they came, and that had to wait so that tokens come in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLoad:
+    """What a replica has to do now."""
+
+    index: int
+    waiting: int
+    """Requests in its queue."""
+    running: int
+    """Requests that its process has been given and has not answered."""
+    alive: bool
+    """Whether it takes requests; not while it is started again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -123,6 +136,11 @@ class Lane:
         return ReplicaCounts(
             self.replica.index, self.replica.device, self.dispatched, self.launches, self.in_flight_peak, self.slowed
         )
+
+    @property
+    def now(self) -> ReplicaLoad:
+        """At this moment."""
+        return ReplicaLoad(self.replica.index, len(self.queue), self.running, self.alive)
 
     def put(self, ticket: Ticket) -> None:
         """Queue a request."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import index
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ class Part(NamedTuple):
 
 
 class RowRecord:
-    """A row of a launch so far. `engine` is named in its sentences.
+    """A row of a launch so far. `engine` is named in its sentences, `tell` is told what it gets.
 
     Attributes:
         admitted_ns: when the engine took it; None before.
@@ -34,12 +34,13 @@ class RowRecord:
         cached_tokens: of its prompt, taken from a cache of earlier ones; None where the engine does not count them.
     """
 
-    def __init__(self, request: Request, engine: str) -> None:
+    def __init__(self, request: Request, engine: str, tell: Callable[[Sequence[int]], None] | None = None) -> None:
         self.request = request
         self.admitted_ns: int | None = None
         self.cancelled = False
         self.cached_tokens: int | None = None
         self._engine = engine
+        self._tell = tell
         self._output_ids: list[int] = []
         self._chunk_ns: list[int] = []
         self._chunk_tokens: list[int] = []
@@ -66,6 +67,8 @@ class RowRecord:
         self._chunk_ns.append(now)
         self._chunk_tokens.append(len(held))
         self._output_ids.extend(held)
+        if self._tell is not None:
+            self._tell(held)
 
     def part(self, reason: FinishReason | None, error: str | None) -> Part:
         """The row as it is answered: why it ended, or what failed."""

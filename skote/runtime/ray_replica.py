@@ -22,7 +22,7 @@ from skote.runtime.remote_clock import Exchange, RemoteClock, clock_id
 from skote.runtime.replica import RESTART_S, check_hang_s
 from skote.runtime.replica_host import Answer, Hosted, Hosting, ReplicaHost
 from skote.runtime.threads import start_thread
-from skote.types import Chunk, Completion, EngineError, EngineSpec, ReplicaError, Request, SkoteError
+from skote.types import Chunk, Completion, Emit, EngineError, EngineSpec, ReplicaError, Request, SkoteError
 
 PINGS = 16
 TRIES = 3
@@ -183,8 +183,8 @@ class RayReplica:
                     self._life.death = f"{self._name} could not be started again: {error}"
                     raise
 
-    def generate(self, requests: Sequence[Request]) -> Future[list[Completion]]:
-        """As `Replica.generate`."""
+    def generate(self, requests: Sequence[Request], hear: Emit | None = None) -> Future[list[Completion]]:
+        """As `Replica.generate`; `hear` is told all tokens of a row with its answer."""
         requests = tuple(requests)
         future: Future[list[Completion]] = Future()
         future.set_running_or_notify_cancel()
@@ -196,6 +196,9 @@ class RayReplica:
             if answer.death is not None:
                 self._note_death(life, answer.death)
             del self._launches[future]
+            for row, completion in enumerate(answer.completions):
+                if hear is not None and completion.output_ids:
+                    hear(row, completion.output_ids)
             future.set_result([_by_this_clock(each, life.clock, sent_ns, got_ns) for each in answer.completions])
 
         def fail(error: SkoteError) -> None:

@@ -8,95 +8,23 @@ import itertools
 import pickle
 import signal
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, cast
+from typing import Any
 
 from skote import types
-from skote.runtime.answers import Answer
-from skote.runtime.launch_rows import Part
+from skote.runtime.calls import Call, LaunchCall
 from skote.runtime.threads import start_thread
-from skote.runtime.worker import CANCEL, PACE, READY, WATCH
+from skote.runtime.worker import CANCEL, PACE, READY, TOKENS, WATCH
 from skote.runtime.worker_process import WorkerProcess
-from skote.types import Chunk, Completion, EngineSpec, ReplicaError, Request, SkoteError, UsageError, is_number
+from skote.types import Completion, Emit, EngineSpec, ReplicaError, Request, SkoteError, UsageError, is_number
 
 MOST_HANG_S = 1e6
 """A system's poll takes no more than some two million seconds."""
 RESTART_S = 1800.0
 _TERM_S = 1.0  # from SIGTERM to SIGKILL
-
-
-class _Call:
-    """A question to the worker whose answer, or error, goes to `future` as it is."""
-
-    def __init__(self) -> None:
-        self.future: Answer[Any] = Answer()
-
-    def resolve(self, result: object) -> None:
-        self.future.set_result(result)
-
-    def fail(self, error: SkoteError, status: Literal["error", "cancelled"] = "error") -> None:
-        del status  # an exception says enough
-        self.future.set_exception(error)
-
-
-class _Launch(_Call):
-    """A generate call, whose errors are completions too."""
-
-    def __init__(self, requests: tuple[Request, ...], replica: int, device: str) -> None:
-        super().__init__()
-        self.requests = requests
-        self._replica = replica
-        self._device = device
-        self._dispatched_ns = time.monotonic_ns()
-
-    def resolve(self, result: object) -> None:
-        end_ns = time.monotonic_ns()
-        parts = cast("list[Part]", result)
-        self.future.set_result(
-            [
-                Completion(
-                    request_id=request.request_id,
-                    input_tokens=len(request.input_ids),
-                    output_ids=part.output_ids,
-                    chunks=tuple(map(Chunk, part.chunk_ns, part.chunk_tokens)),
-                    dispatched_ns=self._dispatched_ns,
-                    admitted_ns=part.admitted_ns,
-                    end_ns=end_ns,
-                    status="error" if part.error else "cancelled" if part.cancelled else "ok",
-                    finish_reason=part.finish_reason,
-                    error=part.error or ("The request was cancelled." if part.cancelled else None),
-                    replica=self._replica,
-                    device=self._device,
-                    cached_tokens=part.cached_tokens,
-                )
-                for request, part in zip(self.requests, parts, strict=True)
-            ]
-        )
-
-    def fail(self, error: SkoteError, status: Literal["error", "cancelled"] = "error") -> None:
-        end_ns = time.monotonic_ns()
-        self.future.set_result(
-            [
-                Completion(
-                    request_id=request.request_id,
-                    input_tokens=len(request.input_ids),
-                    output_ids=(),
-                    chunks=(),
-                    dispatched_ns=self._dispatched_ns,
-                    admitted_ns=None,
-                    end_ns=end_ns,
-                    status=status,
-                    error=str(error),
-                    replica=self._replica,
-                    device=self._device,
-                )
-                for request in self.requests
-            ]
-        )
 
 
 def check_hang_s(hang_s: float | None) -> None:
@@ -159,8 +87,8 @@ class Replica:
         self._rows: int | None = None
         if self._heard_pace is not None:
             self._watch_pace()
-        self._ready = _Call()
-        self._calls: dict[int, _Call] = {READY: self._ready}
+        self._ready = Call()
+        self._calls: dict[int, Call] = {READY: self._ready}
         try:
             self._reader = start_thread(f"replica-{self.index}", self._read)
         except ReplicaError as error:
@@ -240,14 +168,15 @@ class Replica:
     def _as_dead_as_before(self, error: SkoteError) -> str:
         return f"{self._name} could not be started again: {error}"
 
-    def generate(self, requests: Sequence[Request]) -> Future[list[Completion]]:
+    def generate(self, requests: Sequence[Request], hear: Emit | None = None) -> Future[list[Completion]]:
         """Hand over `requests` as one launch; launches queue in the process and are answered in order, or as they end
         where the engine batches in flight.
 
-        The future never raises: failures are completions with status "error", or "cancelled" after `close`.
+        The future never raises: failures are completions with status "error", or "cancelled" after `close`. `hear` is
+        called in the replica's thread, which it must not hold up.
         """
-        launch = _Launch(tuple(requests), self.index, self.device)
-        self._send(launch, "generate", (tuple(map(self._as_seen, launch.requests)),))
+        launch = LaunchCall(tuple(requests), self.index, self.device, hear)
+        self._send(launch, "generate", (tuple(map(self._as_seen, launch.requests)), hear is not None))
         return launch.future
 
     def cancel(self, launch: Future[list[Completion]], row: int) -> None:
@@ -283,7 +212,7 @@ class Replica:
         The future raises the `SkoteError` that the engine raised, `EngineError` for any other exception, or
         `ReplicaError` where the process ended.
         """
-        call = _Call()
+        call = Call()
         self._send(call, method, tuple(self._as_seen(each) if isinstance(each, Request) else each for each in args))
         return call.future
 
@@ -322,7 +251,7 @@ class Replica:
     def _as_seen(self, request: Request) -> Request:
         return request if self._counted is None else dataclasses.replace(request, request_id=next(self._counted))
 
-    def _send(self, call: _Call, method: str, args: tuple[object, ...]) -> None:
+    def _send(self, call: Call, method: str, args: tuple[object, ...]) -> None:
         with self._sending:
             call_id, self._next_id = self._next_id, self._next_id + 1
             try:
@@ -348,6 +277,9 @@ class Replica:
                     if self._heard_pace is not None:
                         self._heard_pace(content[0])
                     continue
+                if outcome == TOKENS:
+                    self._calls[call_id].hear(*content)
+                    continue
                 call = self._calls.pop(call_id)
                 if outcome == "ok":
                     if call is self._ready:
@@ -367,7 +299,7 @@ class Replica:
         while not process.connection.poll(self._hang_s):
             progress = process.progress
             with self._lock:
-                launched = isinstance(next(iter(self._calls.values()), None), _Launch)
+                launched = isinstance(next(iter(self._calls.values()), None), LaunchCall)
             if launched and progress == seen:
                 self._hangs = True
                 process.signal(signal.SIGKILL)
@@ -384,7 +316,7 @@ class Replica:
         for call in calls:  # the first one's callback may start the process again
             self._fail(call, death)
 
-    def _fail(self, call: _Call, sentence: str) -> None:
+    def _fail(self, call: Call, sentence: str) -> None:
         call.fail(ReplicaError(sentence), "cancelled" if self._closing else "error")
 
     def _describe_end(self, end: str) -> str:

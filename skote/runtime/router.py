@@ -8,7 +8,7 @@ import itertools
 import operator
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +19,7 @@ from skote.runtime.answers import Answer
 from skote.runtime.cli import run_command
 from skote.runtime.dispatch import ReplicaDispatcher, ReplicaEvent
 from skote.runtime.dispatch_options import DispatchOptions
-from skote.runtime.lane import ReplicaCounts
+from skote.runtime.lane import ReplicaCounts, ReplicaLoad
 from skote.runtime.replica import check_hang_s
 from skote.runtime.router_command import PROG, SKOTERGY, answer_prompts, router_parser
 from skote.types import (
@@ -173,6 +173,11 @@ class Router:
         return self._dispatcher.counts
 
     @property
+    def loads(self) -> list[ReplicaLoad]:
+        """What each replica has to do now."""
+        return self._dispatcher.loads
+
+    @property
     def events(self) -> list[ReplicaEvent]:
         """Replicas that ended and came back so far."""
         return self._dispatcher.events
@@ -259,8 +264,13 @@ class Router:
         max_new_tokens: int,
         sampling: Sampling | None = None,
         priority: Priority = "interactive",
+        ignore_eos: bool = False,
+        hear: Callable[[Sequence[int]], None] | None = None,
     ) -> Future[Completion]:
         """Token ids in, a completion with its stamps out; a failure is a completion, and never raises.
+
+        With `ignore_eos` exactly `max_new_tokens` tokens come. `hear` is told all of them as they come, before the
+        future resolves, in a thread of the replica's that it must not hold up; from a Ray they come with the answer.
 
         Raises:
             RequestError: an empty prompt, `max_new_tokens` below 1, an unknown priority.
@@ -269,7 +279,15 @@ class Router:
             ids = tuple(map(operator.index, input_ids))
         except TypeError:
             raise RequestError(f"input_ids must be whole numbers, got {str(input_ids)[:60]}.") from None
-        return self._dispatch_ids(ids, max_new_tokens, sampling, priority)
+        return self._dispatch_ids(ids, max_new_tokens, sampling, priority, ignore_eos=ignore_eos, hear=hear)
+
+    def describe(self) -> list[dict[str, Any]]:
+        """What each replica's engine says of itself (`Engine.describe`), once it has nothing else to do.
+
+        Raises:
+            EngineError: a replica has ended, or its engine failed.
+        """
+        return [future.result() for future in [replica.call("describe") for replica in self._replicas]]
 
     def cancel(self, future: Future[Completion] | Future[str]) -> bool:
         """Drop the request of a future that `submit_ids` or `submit_future` gave; False where it was answered already.
@@ -277,6 +295,10 @@ class Router:
         One that runs is left within a step. Its completion has the tokens until then, its text future an `EngineError`.
         """
         return self._dispatcher.cancel(future.completion if isinstance(future, _TextAnswer) else future)
+
+    def withdraw(self, future: Future[Completion]) -> bool:
+        """`cancel` a request of `submit_ids` that still waits for a replica; False where one has taken it."""
+        return self._dispatcher.withdraw(future)
 
     def close(self, grace_s: float = 5.0) -> None:
         """Cancel what is queued and end the replicas; what runs has `grace_s` seconds to finish. Twice is once.
@@ -304,13 +326,19 @@ class Router:
         return self._dispatch_ids(self.codec.encode(text), max_new_tokens, sampling, priority)
 
     def _dispatch_ids(
-        self, input_ids: tuple[int, ...], max_new_tokens: int, sampling: Sampling | None, priority: Priority
+        self,
+        input_ids: tuple[int, ...],
+        max_new_tokens: int,
+        sampling: Sampling | None,
+        priority: Priority,
+        *,
+        ignore_eos: bool = False,
+        hear: Callable[[Sequence[int]], None] | None = None,
     ) -> Future[Completion]:
         _check(RequestError, "sampling", sampling, (Sampling, type(None)), "a Sampling, or None")
         request_id = f"router-{next(self._ids)}"
-        return self._dispatcher.dispatch(
-            Request(request_id, input_ids, max_new_tokens, sampling or Sampling(), priority=priority)
-        )
+        request = Request(request_id, input_ids, max_new_tokens, sampling or Sampling(), ignore_eos, priority)
+        return self._dispatcher.dispatch(request, hear)
 
     def _refuse_in_callback(self) -> None:
         if self._dispatcher.in_callback:

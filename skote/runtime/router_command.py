@@ -35,7 +35,7 @@ def router_parser() -> Parser:
     parser = Parser(prog=PROG, description="Answer many prompts, one a line, over replicas of one model.")
     add_text_arguments(parser, 64)
     parser.add_argument("file", metavar="FILE", nargs="?", default="-", help="prompts, one a line; - is stdin")
-    parser.add_argument("--devices", type=_devices, help="a count, all, cpu, cuda:1, or cuda:0,cuda:2")
+    parser.add_argument("--devices", type=parse_devices, help="a count, all, cpu, cuda:1, or cuda:0,cuda:2")
     parser.add_argument(
         "--policy", choices=POLICIES, default="round_robin", help="which replica takes a prompt (%(default)s)"
     )
@@ -97,7 +97,8 @@ def router_parser() -> Parser:
     return parser
 
 
-def _devices(value: str) -> int | str | list[str]:
+def parse_devices(value: str) -> int | str | list[str]:
+    """Devices as text: a count, all, cpu, cuda:1, or cuda:0,cuda:2."""
     if value.isdecimal():
         return int(value)
     return value.split(",") if "," in value else value

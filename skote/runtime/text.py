@@ -43,10 +43,7 @@ class TextCodec:
         """Token ids of `text` as a user's turn, up to where the answer starts; plain where there is no template."""
         if not self.has_chat_template:
             return self.encode(text)
-        turns = [{"role": "user", "content": text}]
-        return tuple(
-            self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=False)
-        )
+        return self.encode_messages([{"role": "user", "content": text}])
 
     def encode_messages(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
@@ -57,7 +54,7 @@ class TextCodec:
             RequestError: the tokenizer has no chat template, or its template refuses the conversation.
         """
         if not self.has_chat_template:
-            raise RequestError("The tokenizer has no chat template, which messages need: give prompts instead.")
+            raise RequestError("The model has no chat template, which messages need: give plain prompts instead.")
         try:
             ids = self._tokenizer.apply_chat_template(
                 [dict(each) for each in messages],
@@ -66,9 +63,9 @@ class TextCodec:
                 tokenize=True,
                 return_dict=False,
             )
-        except (TemplateError, TypeError, ValueError, KeyError) as error:
-            reason = str(error).strip().partition("\n")[0].rstrip(".")
-            raise RequestError(f"The model's chat template refuses a conversation: {reason}.") from error
+        except (TemplateError, TypeError, ValueError, KeyError, IndexError) as error:  # a template is the model's code
+            reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+            raise RequestError(f"The model's chat template refuses these messages: {reason}.") from error
         return tuple(ids)
 
     def decode(self, ids: Sequence[int]) -> str:

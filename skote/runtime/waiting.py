@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import islice, takewhile
+from typing import Literal
 
-from skote.types import Completion, Request
+from skote.types import Completion, Emit, Request
 
 BATCH_TURN = 4
 """While requests of both kinds wait, every fourth launch takes batch ones: these wait at most four launches each."""
 
 
+Refusal = Literal["error", "cancelled"]
+"""How a request ends that no replica took."""
+
+
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A request on its way; once it was launched, `drop` tells the replica that nobody waits for it."""
+    """A request on its way; once it was launched, `drop` tells the replica that nobody waits for it.
+
+    `hear` is told its tokens as they come.
+    """
 
     request: Request
     dispatched_ns: int
     future: Future[Completion]
+    hear: Callable[[Sequence[int]], None] | None = None
     drop: Callable[[], None] | None = None
     cancelled: bool = False
 
@@ -28,6 +38,36 @@ class Ticket:
     def tokens(self) -> int:
         """Tokens that it may take, read and written."""
         return len(self.request.input_ids) + self.request.max_new_tokens
+
+    def refused(self, status: Refusal, sentence: str, replica: int = -1, device: str = "none") -> Completion:
+        """Its completion where no replica took it; `replica` is the one in whose queue it was."""
+        return Completion(
+            request_id=self.request.request_id,
+            input_tokens=len(self.request.input_ids),
+            output_ids=(),
+            chunks=(),
+            dispatched_ns=self.dispatched_ns,
+            admitted_ns=None,
+            end_ns=time.monotonic_ns(),
+            status=status,
+            error=sentence,
+            replica=replica,
+            device=device,
+        )
+
+
+def hearer(tickets: Sequence[Ticket]) -> Emit | None:
+    """What hears the tokens of a launch of `tickets`; None where nobody wants to."""
+    hears = [ticket.hear for ticket in tickets]
+    if not any(hears):
+        return None
+
+    def hear(row: int, token_ids: Sequence[int]) -> None:
+        heard = hears[row]
+        if heard is not None:
+            heard(token_ids)
+
+    return hear
 
 
 _Line = OrderedDict[Ticket, None]

@@ -1,7 +1,8 @@
 """The replica's process: builds one engine and answers calls over a pipe until told to stop.
 
 Messages, pickled: `(call_id, method, args)` in, `None` to stop; `(call_id, "ok", result)` or
-`(call_id, "error", class name in skote.types, sentence)` out. The first message in is `(spec, setup)`, and its answer
+`(call_id, "error", class name in skote.types, sentence)` out, and before it `(call_id, TOKENS, row, token ids)` for
+each chunk of a launch whose second argument is true. The first message in is `(spec, setup)`, and its answer
 carries the id `READY` and the rows of an engine that batches in flight. Beside them, in plain bytes, which need not
 wait for their turn: `CANCEL`, a call's id and a row; `WATCH`, after which `(PACE, "ok", nanoseconds)` tells how fast
 tokens come. A number in shared memory counts tokens and answers, so that the parent can tell a busy engine from one
@@ -33,13 +34,24 @@ from skote.runtime.launch_rows import CLOCK, Part, RowRecord
 from skote.runtime.own_process import device_is_lost, peak_memory
 from skote.runtime.token_pace import TokenPace
 from skote.runtime.worker_desk import Launch, WorkerDesk
-from skote.types import BatchingEngine, Engine, EngineError, EngineSpec, FinishReason, Request, SkoteError, UsageError
+from skote.types import (
+    BatchingEngine,
+    Emit,
+    Engine,
+    EngineError,
+    EngineSpec,
+    FinishReason,
+    Request,
+    SkoteError,
+    UsageError,
+)
 
 PACE = -1
 READY = 0
 """The call id of the engine's construction; the parent's calls count from 1."""
 LOST_CODE = 74
 """The exit code of a process whose device is lost."""
+TOKENS = "tokens"
 CANCEL = b"cancel "
 WATCH = b"watch"
 PROGRESS_BYTES = 8
@@ -81,7 +93,7 @@ class _Inbox:
         if call is None or call[1] != "generate":
             self._held.append(call)
             return None
-        return call[0], call[2][0]
+        return call[0], *call[2]
 
     def is_cancelled(self, call_id: int, row: int) -> bool:
         """Whether a row of a call has been cancelled by now."""
@@ -140,15 +152,22 @@ def main(connection: Connection, memory: int) -> None:
         progress.tick()
         connection.send_bytes(pickle.dumps((call_id, "ok", parts)))
 
+    def tell(call_id: int, row: int, token_ids: Sequence[int]) -> None:
+        connection.send((call_id, TOKENS, row, token_ids))
+
     while (message := inbox.receive()) is not None:
         call_id, method, args = message
         watch = pace if inbox.watched else None
         if method == "generate" and batching is not None:
-            _serve(batching, WorkerDesk(type(engine).__name__, (call_id, args[0]), inbox, answer, progress.tick, watch))
+            first = (call_id, *args)
+            _serve(batching, WorkerDesk(type(engine).__name__, first, inbox, answer, tell, progress.tick, watch))
             continue
         try:
             if method == "generate":
-                result: object = _launch(engine, args[0], partial(inbox.is_cancelled, call_id), progress.tick, watch)
+                requests, told = args
+                tell_row = partial(tell, call_id) if told else None
+                cancelled = partial(inbox.is_cancelled, call_id)
+                result: object = _launch(engine, requests, cancelled, tell_row, progress.tick, watch)
             else:
                 result = _call(engine, method, args)
             reply = pickle.dumps((call_id, "ok", result))
@@ -188,6 +207,7 @@ def _launch(
     engine: Engine,
     requests: Sequence[Request],
     is_cancelled: Callable[[int], bool],
+    tell: Emit | None,
     tick: Callable[[], None],
     pace: TokenPace | None,
 ) -> list[Part]:
@@ -195,25 +215,35 @@ def _launch(
 
     A batch that fails before its first token is run again row by row, so that one request does not fail the others.
     """
-    parts = _generate(engine, requests, is_cancelled, tick, pace)
+    parts = _generate(engine, requests, is_cancelled, tell, tick, pace)
     if len(parts) > 1 and all(part.error is not None and not part.output_ids for part in parts):
         return [
             part
             for row, request in enumerate(requests)
-            for part in _generate(engine, [request], lambda _, row=row: is_cancelled(row), tick, pace)  # type: ignore[misc]
+            for part in _generate(engine, [request], *_of_row(row, is_cancelled, tell), tick, pace)
         ]
     return parts
+
+
+def _of_row(
+    row: int, is_cancelled: Callable[[int], bool], tell: Emit | None
+) -> tuple[Callable[[int], bool], Emit | None]:
+    """What a launch of this row alone asks and tells."""
+    return lambda _: is_cancelled(row), None if tell is None else lambda _, token_ids: tell(row, token_ids)
 
 
 def _generate(
     engine: Engine,
     requests: Sequence[Request],
     is_cancelled: Callable[[int], bool],
+    tell: Emit | None,
     tick: Callable[[], None],
     pace: TokenPace | None,
 ) -> list[Part]:
     name = type(engine).__name__
-    records = [RowRecord(request, name) for request in requests]
+    records = [
+        RowRecord(request, name, None if tell is None else partial(tell, row)) for row, request in enumerate(requests)
+    ]
     rows = range(len(records))
     admitted_ns = CLOCK()
     for record in records:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import index
 from typing import Protocol
 
@@ -12,8 +13,10 @@ from skote.runtime.launch_rows import CLOCK, Part, RowRecord
 from skote.runtime.token_pace import TokenPace
 from skote.types import FinishReason, Request, SkoteError
 
-Launch = tuple[int, Sequence[Request]]
-"""A call's id and its requests."""
+Launch = tuple[int, Sequence[Request], bool]
+"""A call's id, its requests, and whether their tokens are told as they come."""
+Tell = Callable[[int, int, Sequence[int]], None]
+"""`tell(call_id, row, token_ids)`: new tokens of a row of a launch."""
 
 
 class Launches(Protocol):
@@ -41,6 +44,7 @@ class WorkerDesk:
     Args:
         engine: its name, for sentences.
         answer: called with a launch's id and its parts, once all are there.
+        tell: called with new tokens of a launch that wants to be told of them.
         tick: called whenever something was done.
         pace: told of tokens, where the parent wants to know how fast tokens come.
     """
@@ -51,6 +55,7 @@ class WorkerDesk:
         first: Launch,
         inbox: Launches,
         answer: Callable[[int, list[Part]], None],
+        tell: Tell,
         tick: Callable[[], None],
         pace: TokenPace | None = None,
     ) -> None:
@@ -58,6 +63,7 @@ class WorkerDesk:
         self._first: Launch | None = first
         self._inbox = inbox
         self._answer = answer
+        self._tell = tell
         self._tick = tick
         self._pace = pace
         self._keys = itertools.count()
@@ -112,11 +118,12 @@ class WorkerDesk:
         return [] if launch is None else self._open(launch)
 
     def _open(self, launch: Launch) -> list[tuple[int, Request]]:
-        call_id, requests = launch
+        call_id, requests, told = launch
         opened = _Open(call_id, len(requests))
         keyed = [(next(self._keys), request) for request in requests]
         for row, (key, request) in enumerate(keyed):
-            self._rows[key] = opened, row, RowRecord(request, self._engine)
+            tell = partial(self._tell, call_id, row) if told else None
+            self._rows[key] = opened, row, RowRecord(request, self._engine, tell)
         return keyed
 
     def _close(self, key: int, reason: FinishReason | None, error: str | None) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from skote.runtime.dispatch import ReplicaDispatcher
-from skote.types import Completion, ReplicaError, Request, Sampling, UsageError
+from skote.types import Completion, Emit, ReplicaError, Request, Sampling, UsageError
 
 HOURS_MS = 3.6e6
 WAIT_S = 10.0
@@ -33,7 +33,7 @@ class HandReplica:
         self.revival = threading.Event()
         self.refusal = ""
 
-    def generate(self, requests: Sequence[Request]) -> Future[list[Completion]]:
+    def generate(self, requests: Sequence[Request], hear: Emit | None = None) -> Future[list[Completion]]:
         future: Future[list[Completion]] = Future()
         if self.death is not None:
             future.set_result([self.completion(request, self.death) for request in requests])
@@ -149,7 +149,7 @@ def test_the_cap_holds_with_many_threads_dispatching() -> None:
             self.held = 0
             self.peak = 0
 
-        def generate(self, requests: Sequence[Request]) -> Future[list[Completion]]:
+        def generate(self, requests: Sequence[Request], hear: Emit | None = None) -> Future[list[Completion]]:
             with self.lock:
                 self.held += 1
                 self.peak = max(self.peak, self.held)
@@ -550,7 +550,7 @@ def test_a_replica_that_is_back_takes_what_waits_for_another() -> None:
 class Falling(HandReplica):
     """Ends between the dispatcher's look and its launch: every launch is answered at once, in the caller's thread."""
 
-    def generate(self, requests: Sequence[Request]) -> Future[list[Completion]]:
+    def generate(self, requests: Sequence[Request], hear: Emit | None = None) -> Future[list[Completion]]:
         future: Future[list[Completion]] = Future()
         future.set_result([self.completion(request, "It fell.") for request in requests])
         return future

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from skote.runtime.text import PAD_TOKEN, load_tokenizer
-from skote.types import CheckpointError
+from skote.types import CheckpointError, RequestError
 
 Write = Callable[..., None]
 
@@ -38,6 +38,31 @@ def test_the_chat_template_puts_the_text_in_a_user_turn(tmp_path: Path, write_to
 
     # "<s> user w7 w8 " and "w9" where the answer starts.
     assert load_tokenizer(tmp_path).encode_chat("w7 w8") == (1, 3, 7, 8, 9)
+
+
+def test_a_conversation_goes_through_the_template(tmp_path: Path, write_tokenizer: Write) -> None:
+    write_tokenizer(tmp_path, chat=True)
+    turns = [{"role": "user", "content": "w7"}, {"role": "w5", "content": "w8"}]
+
+    assert load_tokenizer(tmp_path).encode_messages(turns) == (1, 3, 7, 1, 5, 8, 9)
+
+
+def test_a_template_that_refuses_a_conversation_says_why(tmp_path: Path, write_tokenizer: Write) -> None:
+    write_tokenizer(tmp_path, chat=True)
+    file = tmp_path / "chat_template.jinja"
+    codecs = []
+    for template in ("{{ raise_exception('Roles must alternate.') }}", "{{ messages[5].role.upper() }}"):
+        file.write_text(template, encoding="utf-8")
+        codecs.append(load_tokenizer(tmp_path))
+    write_tokenizer(tmp_path / "plain")
+    turns = [{"role": "user", "content": "w7"}]
+
+    with pytest.raises(RequestError, match=r"chat template refuses these messages: Roles must alternate\.$"):
+        codecs[0].encode_messages(turns)
+    with pytest.raises(RequestError, match="chat template refuses these messages: "):
+        codecs[1].encode_messages(turns)
+    with pytest.raises(RequestError, match="The model has no chat template, which messages need"):
+        load_tokenizer(tmp_path / "plain").encode_messages(turns)
 
 
 def test_without_a_template_chat_is_plain_text_and_this_is_said(tmp_path: Path, write_tokenizer: Write) -> None:

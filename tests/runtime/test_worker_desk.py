@@ -34,7 +34,15 @@ class Kept:
         self.inbox = Inbox()
         self.answers: list[tuple[int, list[Part]]] = []
         self.ticks = 0
-        self.desk = WorkerDesk("Odd", (10, first), self.inbox, lambda *answer: self.answers.append(answer), self.tick)
+        self.told: list[tuple[int, int, list[int]]] = []
+        self.desk = WorkerDesk(
+            "Odd",
+            (10, first, False),
+            self.inbox,
+            lambda *answer: self.answers.append(answer),
+            lambda call_id, row, ids: self.told.append((call_id, row, list(ids))),
+            self.tick,
+        )
 
     def tick(self) -> None:
         self.ticks += 1
@@ -46,7 +54,7 @@ def test_each_launch_is_answered_as_it_ends() -> None:
     assert a.request_id == "a"
     kept.desk.admit(first)
     kept.desk.emit(first, (7,))
-    kept.inbox.launches = [(11, [request("b")]), (12, [request("c")])]
+    kept.inbox.launches = [(11, [request("b")], False), (12, [request("c")], False)]
     (b, c) = (key for key, _ in kept.desk.arrivals())
     assert kept.desk.arrivals() == []
     kept.desk.admit(b)
@@ -114,7 +122,7 @@ def test_a_cancel_that_comes_after_the_last_token_is_too_late() -> None:
 
 def test_what_an_engine_leaves_fails_and_what_it_never_saw_is_left() -> None:
     kept = Kept(request("a"))
-    kept.inbox.launches = [(11, [request("b")])]
+    kept.inbox.launches = [(11, [request("b")], False)]
     kept.desk.fail_all("It broke.")
     assert [(call_id, part.error) for call_id, (part,) in kept.answers] == [(10, "It broke.")]
     assert len(kept.inbox.launches) == 1
