@@ -199,8 +199,7 @@ class ParityGate:
         logits = {name: self._score(name, request, forced) for name in self._arms}
         truth = reference.call("score", request, forced).result()
         self._errors.append(forced_errors(logits["candidate"], logits["baseline"], truth, forced))
-        error = np.asarray(logits["baseline"], dtype=np.float64) - truth
-        self._rounding = max(self._rounding, float(np.sqrt((error**2).mean(-1)).max()))
+        self._rounding = max(self._rounding, *map(_root_mean_square_error, logits["baseline"], truth))
         self._forced.append(request.request_id)
         # The baseline is a library that need not give the same bits twice; the candidate is held to its own.
         self._check_choices("baseline", request, logits["baseline"], truth)
@@ -234,6 +233,10 @@ class ParityGate:
                 for name, outputs in self._outputs.items()
             }
         }
+
+
+def _root_mean_square_error(row: Any, truth: Any) -> float:  # noqa: ANN401 (logits of one position)
+    return float(np.sqrt(np.square(np.subtract(row, truth, dtype=np.float64)).mean()))
 
 
 def _sample(tokens: Sequence[int], rng: random.Random) -> set[int]:

@@ -144,19 +144,15 @@ def forced_errors(candidate: Logits, baseline: Logits, reference: Logits, forced
     The KL error is KL(reference || arm); the NLL error is the distance between the forced token's NLL under the arm and
     under the reference. Logits that are not finite give errors that are not.
     """
-    truth, got, base = (_log_softmax(logits) for logits in (reference, candidate, baseline))
-    weights = np.exp(truth)
-    rows = np.arange(len(forced_ids))
-    ids = np.asarray(forced_ids)
-
-    def nll_error(arm: NDArray[np.float64]) -> float:
-        return float(np.abs(arm[rows, ids] - truth[rows, ids]).sum())
-
+    sums = np.zeros(4)
+    for rows in zip(candidate, baseline, reference, forced_ids, strict=True):
+        sums += _row_errors(*rows)
+    candidate_kl, baseline_kl, candidate_nll, baseline_nll = map(float, sums)
     return ForcedErrors(
-        candidate_kl=float((weights * (truth - got)).sum()),
-        baseline_kl=float((weights * (truth - base)).sum()),
-        candidate_nll=nll_error(got),
-        baseline_nll=nll_error(base),
+        candidate_kl=candidate_kl,
+        baseline_kl=baseline_kl,
+        candidate_nll=candidate_nll,
+        baseline_nll=baseline_nll,
         agreeing=int((candidate.argmax(-1) == baseline.argmax(-1)).sum()),
         positions=len(forced_ids),
     )
@@ -235,9 +231,17 @@ def _ratio(
     return {"value": float(above.sum() / below.sum()), "upper": float(np.percentile(ratios, 95))}
 
 
-def _log_softmax(logits: Logits) -> NDArray[np.float64]:
-    wide = logits.astype(np.float64)
+def _row_errors(candidate: Logits, baseline: Logits, reference: Logits, forced_id: int) -> NDArray[np.float64]:
+    """Candidate's and baseline's KL, then their NLL errors, of one position: its rows stay within the cache."""
+    got, base, truth = (_log_softmax(row) for row in (candidate, baseline, reference))
+    weights = np.exp(truth)
+    kl = [float((weights * (truth - arm)).sum()) for arm in (got, base)]
+    return np.array([*kl, *(abs(arm[forced_id] - truth[forced_id]) for arm in (got, base))])
+
+
+def _log_softmax(row: Logits) -> NDArray[np.float64]:
+    wide = row.astype(np.float64)
     with np.errstate(invalid="ignore"):  # inf - inf is the NaN that the caller looks for
-        wide -= wide.max(-1, keepdims=True)
-        result: NDArray[np.float64] = wide - np.log(np.exp(wide).sum(-1, keepdims=True))
+        wide -= wide.max()
+        result: NDArray[np.float64] = wide - np.log(np.exp(wide).sum())
     return result
