@@ -59,7 +59,7 @@ class Routing(_Settings):
 class Limits(_Settings):
     """What no client may exceed."""
 
-    body_bytes: int = Field(default=4 * 2**20, ge=1, description="bytes of a request's body; 413 beyond")
+    body_bytes: int = Field(default=2**20, ge=1, description="bytes of a request's body; 413 beyond")
     prompt_tokens: int | None = Field(
         default=None, ge=1, description="tokens of a prompt; null: what the context holds"
     )

@@ -107,6 +107,21 @@ def test_a_request_is_withdrawn_while_it_waits_and_cancelled_while_it_runs(dispa
     assert (load.waiting, load.running) == (0, 0)
 
 
+def test_a_replica_of_either_kind_tells_all_before_it_answers(new_replica: Callable[..., Any]) -> None:
+    heard: list[tuple[int, tuple[int, ...]]] = []
+    told: list[list[tuple[int, tuple[int, ...]]]] = []
+    requests = [Request("a", (1, 2), 3), Request("b", (3, 4), 2)]
+    with new_replica(EngineSpec(SIMULATED), index=0, device="cpu") as replica:
+        replica.wait_ready()
+        future = replica.generate(requests, lambda row, ids: heard.append((row, tuple(ids))))
+        future.add_done_callback(lambda _: told.append(list(heard)))
+        completions = future.result(WAIT_S)
+    for row, completion in enumerate(completions):
+        ids = tuple(token for each, chunk in told[0] if each == row for token in chunk)
+        assert ids == completion.output_ids
+        assert len(ids) == requests[row].max_new_tokens
+
+
 def test_rows_are_told_apart() -> None:
     a, b = Ear(), Ear()
     tickets = [Ticket(Request(name, (1,), 3), 0, Future(), ear) for name, ear in (("a", a), ("x", None), ("b", b))]
