@@ -72,7 +72,7 @@ class Server(uvicorn.Server):
             LOG.info("%s is served at http://%s:%d", self._service.served.name, place, port)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's; health says so from now on."""
+        """As uvicorn's; requests whose connection is open, and that have not begun, are refused from now on."""
         self._service.draining = True
         sentence = f"The server has ended, and the request had not within {self._drain_s:g} s (drain_s)."
         timer = asyncio.get_running_loop().call_later(self._drain_s, self._service.break_off, sentence)

@@ -122,6 +122,19 @@ def test_a_replica_of_either_kind_tells_all_before_it_answers(new_replica: Calla
         assert len(ids) == requests[row].max_new_tokens
 
 
+@pytest.mark.parametrize("dispatcher", [ONE_BY_ONE], indirect=True)
+@pytest.mark.parametrize("error", [ValueError("odd"), SystemExit(3)])
+def test_what_a_listener_raises_ends_nothing(
+    dispatcher: ReplicaDispatcher, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_: Sequence[int]) -> None:
+        raise error
+
+    assert len(dispatcher.dispatch(Request("a", (1,), 3), refuse).result(WAIT_S).output_ids) == 3
+    assert dispatcher.dispatch(Request("b", (1,), 3)).result(WAIT_S).status == "ok"
+    assert [record.exc_info[1] for record in caplog.records if record.exc_info] == [error] * 3
+
+
 def test_rows_are_told_apart() -> None:
     a, b = Ear(), Ear()
     tickets = [Ticket(Request(name, (1,), 3), 0, Future(), ear) for name, ear in (("a", a), ("x", None), ("b", b))]

@@ -17,6 +17,7 @@ def test_a_completion(live: Any) -> None:
     (choice,) = answer.choices
     assert (choice.text, choice.finish_reason, choice.index) == ("abcabca", "length", 0)
     assert (answer.object, answer.model) == ("text_completion", "echo")
+    assert answer._request_id == answer.id  # what the log calls it
     usage = answer.usage
     assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (3, 7, 10)
 

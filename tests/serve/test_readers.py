@@ -129,6 +129,13 @@ def test_connections_beyond_the_limit_are_refused(start: Callable[..., Any], con
     assert rest(connect(live, health)).startswith(b"HTTP/1.1 503")
 
 
+def test_a_server_that_ends_takes_nothing_new(slow: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slow.service, "draining", True)
+    with pytest.raises(openai.InternalServerError, match="The server is ending and takes no more requests") as refused:
+        slow.client().completions.create(model="echo", prompt="a")
+    assert refused.value.status_code == 503
+
+
 def test_who_waits_too_long_is_told_so(start: Callable[..., Any], connect: Any) -> None:
     live = start(token_ms=20.0, limits=Limits(queue_s=0.1))
     connection = connect(live, post({"prompt": "abc", "max_tokens": 2000}))
