@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
+
 from skote.types import CheckpointError, RequestError
 
 PAD_TOKEN = "<|pad|>"  # noqa: S105 (a token of text)
@@ -41,25 +43,32 @@ class TextCodec:
         """Token ids of `text` as a user's turn, up to where the answer starts; plain where there is no template."""
         if not self.has_chat_template:
             return self.encode(text)
-        return self.encode_turns([{"role": "user", "content": text}])
+        turns = [{"role": "user", "content": text}]
+        return tuple(
+            self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=False)
+        )
 
-    def encode_turns(self, turns: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        """Token ids of turns of `role` and `content` in the chat template, up to where the next answer starts.
+    def encode_messages(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[int, ...]:
+        """Token ids of a conversation in the OpenAI chat format, and of its tools, up to where the answer starts.
 
         Raises:
-            RequestError: there is no template, or it refuses these turns.
+            RequestError: the tokenizer has no chat template, or its template refuses the conversation.
         """
-        from jinja2 import TemplateError
-
         if not self.has_chat_template:
-            raise RequestError("The model has no chat template: use plain text.")
+            raise RequestError("The tokenizer has no chat template, which messages need: give prompts instead.")
         try:
             ids = self._tokenizer.apply_chat_template(
-                [dict(turn) for turn in turns], add_generation_prompt=True, tokenize=True, return_dict=False
+                [dict(each) for each in messages],
+                tools=[dict(each) for each in tools] or None,
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=False,
             )
-        except (TemplateError, TypeError, ValueError, KeyError, IndexError) as error:  # a template is the model's code
-            reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
-            raise RequestError(f"The model's chat template refuses these messages: {reason}.") from error
+        except (TemplateError, TypeError, ValueError, KeyError) as error:
+            reason = str(error).strip().partition("\n")[0].rstrip(".")
+            raise RequestError(f"The model's chat template refuses a conversation: {reason}.") from error
         return tuple(ids)
 
     def decode(self, ids: Sequence[int]) -> str:

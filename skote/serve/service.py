@@ -31,7 +31,7 @@ class ChatCodec(Protocol):
     def encode(self, text: str) -> tuple[int, ...]:
         """The token ids of a prompt."""
 
-    def encode_turns(self, turns: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+    def encode_messages(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
         """The token ids of a conversation; raises RequestError where the template refuses it."""
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -88,7 +88,7 @@ class Service:
     async def chat(self, body: ChatBody) -> Answering:
         """The answer to a conversation; errors as those of `complete`."""
         turns = [message.turn for message in body.messages]
-        ids = await self._encode(partial(self.codec.encode_turns, turns))
+        ids = await self._encode(partial(self.codec.encode_messages, turns))
         most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         return self._answer("chat", body, ids, most)
 

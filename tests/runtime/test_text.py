@@ -44,7 +44,7 @@ def test_a_conversation_goes_through_the_template(tmp_path: Path, write_tokenize
     write_tokenizer(tmp_path, chat=True)
     turns = [{"role": "user", "content": "w7"}, {"role": "w5", "content": "w8"}]
 
-    assert load_tokenizer(tmp_path).encode_turns(turns) == (1, 3, 7, 1, 5, 8, 9)
+    assert load_tokenizer(tmp_path).encode_messages(turns) == (1, 3, 7, 1, 5, 8, 9)
 
 
 def test_a_template_that_refuses_a_conversation_says_why(tmp_path: Path, write_tokenizer: Write) -> None:
@@ -57,12 +57,12 @@ def test_a_template_that_refuses_a_conversation_says_why(tmp_path: Path, write_t
     write_tokenizer(tmp_path / "plain")
     turns = [{"role": "user", "content": "w7"}]
 
-    with pytest.raises(RequestError, match=r"chat template refuses these messages: Roles must alternate\.$"):
-        codecs[0].encode_turns(turns)
-    with pytest.raises(RequestError, match="chat template refuses these messages: "):
-        codecs[1].encode_turns(turns)
-    with pytest.raises(RequestError, match="The model has no chat template: use plain text"):
-        load_tokenizer(tmp_path / "plain").encode_turns(turns)
+    with pytest.raises(RequestError, match=r"chat template refuses a conversation: Roles must alternate\.$"):
+        codecs[0].encode_messages(turns)
+    with pytest.raises(RequestError, match="chat template refuses a conversation: "):
+        codecs[1].encode_messages(turns)
+    with pytest.raises(RequestError, match="The tokenizer has no chat template, which messages need"):
+        load_tokenizer(tmp_path / "plain").encode_messages(turns)
 
 
 def test_without_a_template_chat_is_plain_text_and_this_is_said(tmp_path: Path, write_tokenizer: Write) -> None:

@@ -65,10 +65,10 @@ class ByteCodec:
 
     encode_chat = encode
 
-    def encode_turns(self, turns: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        if turns[0]["role"] == "assistant":
-            raise RequestError("The model's chat template refuses these messages: a user speaks first.")
-        return self.encode("".join(turn["content"] for turn in turns))
+    def encode_messages(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        if messages[0]["role"] == "assistant":
+            raise RequestError("The model's chat template refuses a conversation: a user speaks first.")
+        return self.encode("".join(turn["content"] for turn in messages))
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(token for token in ids if 0 < token < 256).decode("utf-8", errors="replace")

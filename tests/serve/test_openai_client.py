@@ -176,7 +176,7 @@ def test_what_does_not_fit_is_refused_by_name(live: Any, options: Any, sentence:
             [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
             "messages is of the wrong kind",
         ),
-        ([{"role": "assistant", "content": "x"}], "chat template refuses these messages: a user speaks first"),
+        ([{"role": "assistant", "content": "x"}], "chat template refuses a conversation: a user speaks first"),
         ([{"role": "user"}], "messages.0.content is missing"),
     ],
 )
