@@ -69,7 +69,7 @@ class Limits(_Settings):
     concurrent_requests: int = Field(
         default=256, ge=1, description="requests that run or wait, all together; 429 beyond"
     )
-    connections: int = Field(default=1024, ge=1, description="open connections; 503 beyond")
+    connections: int = Field(default=512, ge=1, description="open connections; 503 beyond")
     queue_s: float = Field(default=60.0, gt=0, description="seconds that a request may wait for a replica; 503 then")
     stalled_s: float = Field(
         default=1.0, gt=0, description="seconds that a reader may take nothing of what waits for it"

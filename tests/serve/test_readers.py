@@ -103,6 +103,26 @@ def test_a_reader_who_goes_while_he_waits_is_dropped_too(slow: Any, connect: Any
     assert until(lambda: nothing_runs(slow), SOON_S)
 
 
+@pytest.mark.parametrize("size", [1, 100, 30_000])
+def test_a_reader_who_has_sent_ahead_may_go_too(slow: Any, connect: Any, size: int) -> None:
+    connection = connect(slow, post({"prompt": "abc", "max_tokens": 2000}))
+    assert until(lambda: slow.router.loads[0].running == 1, WAIT_S)
+    connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: ".ljust(size, b"x"))
+    connection.close()
+    assert until(lambda: nothing_runs(slow), SOON_S)
+
+
+def test_what_was_sent_ahead_is_answered_in_its_turn(slow: Any, connect: Any) -> None:
+    health = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    connection = connect(slow, post({"prompt": "abc", "max_tokens": 5}) + health)
+    connection.sendall(health)
+    answers = b""
+    while answers.count(b'"replicas":1}') < 2:
+        answers += connection.recv(10_000)
+    assert answers.index(b'"completion_tokens":5') < answers.index(b'"replicas":1}')
+    assert answers.count(b"HTTP/1.1 200") == 3
+
+
 def test_openais_client_frees_the_slot_by_leaving_the_stream(slow: Any) -> None:
     with slow.client().completions.create(model="echo", prompt="abc", max_tokens=2000, stream=True) as stream:
         next(iter(stream))
