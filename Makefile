@@ -47,7 +47,7 @@ claims: $(READY)
 	@$(BIN)/python tools/claims.py $(ARGS)
 
 clean:
-	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find skote tests tools benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt tools/environment.py

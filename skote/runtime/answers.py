@@ -47,6 +47,18 @@ def _contain(callback: Callable[[Future[_T]], object], future: Future[_T]) -> No
         _LOG.exception("exception calling callback for %r", future)
 
 
+def contained(hear: Callable[[Sequence[int]], object]) -> Callable[[Sequence[int]], None]:
+    """As `hear`, but what it raises goes to the log of concurrent.futures: its thread reads everybody's tokens."""
+
+    def call(token_ids: Sequence[int]) -> None:
+        try:
+            hear(token_ids)
+        except BaseException:  # noqa: BLE001 - sys.exit in a caller's function would end the replica's reader
+            _LOG.exception("exception telling %r of tokens", hear)
+
+    return call
+
+
 class Answers:
     """A thread that resolves futures in the order in which they were put, so that callbacks hold up nothing but others.
 

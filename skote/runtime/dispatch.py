@@ -11,7 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Literal
 
-from skote.runtime.answers import CALLBACKS_S, Answer, Answers
+from skote.runtime.answers import CALLBACKS_S, Answer, Answers, contained
 from skote.runtime.dispatch_options import DispatchOptions
 from skote.runtime.lane import Lane, Launcher, ReplicaCounts, ReplicaLoad
 from skote.runtime.policies import new_policy
@@ -136,7 +136,7 @@ class ReplicaDispatcher:
         after `close`. `hear` is told all tokens of the completion, as they come and before it resolves, in a thread of
         the replica's, which it must not hold up.
         """
-        ticket = Ticket(request, time.monotonic_ns(), Answer(), hear)
+        ticket = Ticket(request, time.monotonic_ns(), Answer(), None if hear is None else contained(hear))
         launches: list[_Launch] = []
         with self._changed:
             lanes = self._open_lanes()

@@ -63,9 +63,9 @@ class TextCodec:
                 tokenize=True,
                 return_dict=False,
             )
-        except (TemplateError, TypeError, ValueError, KeyError, IndexError) as error:  # a template is the model's code
-            reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
-            raise RequestError(f"The model's chat template refuses these messages: {reason}.") from error
+        except (TemplateError, TypeError, ValueError, KeyError) as error:
+            reason = str(error).strip().partition("\n")[0].rstrip(".")
+            raise RequestError(f"The model's chat template refuses a conversation: {reason}.") from error
         return tuple(ids)
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -79,8 +79,8 @@ def build_app(service: Service, *, keys: Sequence[str] = ()) -> Door:
     @app.get("/health", responses=_FAILURES)
     async def health() -> dict[str, Any]:
         alive = sum(load.alive for load in service.loads)
-        if service.draining or not alive:
-            raise ApiError(503, "The server is ending." if service.draining else "No replica is alive.")
+        if not alive:
+            raise ApiError(503, "No replica is alive.")
         return {"status": "ok", "replicas": alive}
 
     @app.get("/metrics", responses=_FAILURES, response_class=PlainTextResponse)

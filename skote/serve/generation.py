@@ -120,10 +120,13 @@ class Generation:
     async def pieces(self) -> AsyncIterator[Piece]:
         """What comes, until the last piece, which says why it ended.
 
+        The last token that may come waits for that, which takes no time: so n tokens, one a step, are n pieces.
+
         Raises:
             ApiError: the request failed, or was broken off.
             ReaderGoneError: after `leave`.
         """
+        text, token_ids = "", list[int]()
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -131,8 +134,9 @@ class Generation:
             if self._gone:
                 raise ReaderGoneError
             completion = self.completion  # before them, too: all of its tokens are among them
-            token_ids = self._take()
-            text = self._stops.add(self._text.add(token_ids)) if token_ids else ""
+            new = self._take()
+            token_ids += new
+            text += self._stops.add(self._text.add(new)) if new else ""
             if completion is not None and not self._stops.found:
                 if completion.status != "ok":
                     raise self._failure(completion)
@@ -144,8 +148,9 @@ class Generation:
             if completion is not None:
                 yield Piece(text + self._stops.finish(), token_ids, completion.finish_reason or "stop")
                 return
-            if token_ids:
+            if token_ids and self.output_tokens < self.asked.max_new_tokens:
                 yield Piece(text, token_ids)
+                text, token_ids = "", []
 
     def leave(self) -> None:
         """The reader is gone: the replica drops the request within a step, and `pieces` ends."""

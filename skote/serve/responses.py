@@ -39,7 +39,7 @@ class Answering(Response):
         generation = self._begin()
         watch = asyncio.create_task(_watch(receive, generation))
         try:
-            await self._answer(generation, _Pipe(scope, send, self._stalled_s))
+            await self._answer(generation, _Pipe(scope, send, self._reply.id, self._stalled_s))
         except _StalledError:
             await watch  # the connection is being cut: it ends
         except ReaderGoneError:
@@ -98,13 +98,18 @@ class _StalledError(Exception):
 class _Pipe:
     """Writes a response, and cuts the connection of a reader that takes nothing."""
 
-    def __init__(self, scope: Scope, send: Send, stalled_s: float) -> None:
+    def __init__(self, scope: Scope, send: Send, name: str, stalled_s: float) -> None:
         self._cut: Callable[[], None] = scope["state"]["cut"]
         self._send = send
+        self._name = name
         self._stalled_s = stalled_s
 
     async def start(self, media_type: str) -> None:
-        headers = [(b"content-type", media_type.encode()), (b"cache-control", b"no-store")]
+        headers = [
+            (b"content-type", media_type.encode()),
+            (b"cache-control", b"no-store"),
+            (b"x-request-id", self._name.encode()),
+        ]
         await self._put({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def write(self, body: bytes, *, more: bool) -> None:

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -19,6 +20,9 @@ from skote.types import UsageError
 
 CUT_OFF_S = 5
 """From the end of the last requests to that of connections that do not go by themselves."""
+
+SENT_AHEAD_BYTES = 2**16
+"""Of further requests, that may lie there while one is answered."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -72,7 +76,7 @@ class Server(uvicorn.Server):
             LOG.info("%s is served at http://%s:%d", self._service.served.name, place, port)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's; health says so from now on."""
+        """As uvicorn's; requests whose connection is open, and that have not begun, are refused from now on."""
         self._service.draining = True
         sentence = f"The server has ended, and the request had not within {self._drain_s:g} s (drain_s)."
         timer = asyncio.get_running_loop().call_later(self._drain_s, self._service.break_off, sentence)
@@ -113,6 +117,8 @@ class _Watched(H11Protocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._await_head()
+        if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) < SENT_AHEAD_BYTES:
+            self.flow.resume_reading()  # which uvicorn has paused for a request sent ahead: its reader may go, too
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

@@ -59,7 +59,7 @@ class Routing(_Settings):
 class Limits(_Settings):
     """What no client may exceed."""
 
-    body_bytes: int = Field(default=4 * 2**20, ge=1, description="bytes of a request's body; 413 beyond")
+    body_bytes: int = Field(default=2**20, ge=1, description="bytes of a request's body; 413 beyond")
     prompt_tokens: int | None = Field(
         default=None, ge=1, description="tokens of a prompt; null: what the context holds"
     )
@@ -69,7 +69,7 @@ class Limits(_Settings):
     concurrent_requests: int = Field(
         default=256, ge=1, description="requests that run or wait, all together; 429 beyond"
     )
-    connections: int = Field(default=1024, ge=1, description="open connections; 503 beyond")
+    connections: int = Field(default=512, ge=1, description="open connections; 503 beyond")
     queue_s: float = Field(default=60.0, gt=0, description="seconds that a request may wait for a replica; 503 then")
     stalled_s: float = Field(
         default=1.0, gt=0, description="seconds that a reader may take nothing of what waits for it"

@@ -115,10 +115,10 @@ class Inbox:
 
     def __init__(self, dice: random.Random, launches: Sequence[Sequence[Request]]) -> None:
         self.cancelled: set[tuple[int, int]] = set()
-        self.left = list(enumerate(launches))
+        self.left = [(call_id, requests, call_id % 2 == 0) for call_id, requests in enumerate(launches)]
         self.turns = 0
         self._dice = dice
-        self._rows = [(call_id, row) for call_id, requests in self.left for row in range(len(requests))]
+        self._rows = [(call_id, row) for call_id, requests, _ in self.left for row in range(len(requests))]
         self._came = 0
         self._held = False
 
@@ -163,13 +163,18 @@ def test_desk_loop_scheduler_and_pages_together_answer_each_row_once_as_if_it_we
     engine = fakes.FakeBatching(rows=dice.randint(1, 9), pages=pages, fails=lambda: dice.random() < 0.001)
     inbox = Inbox(dice, launches)
     answers: dict[int, list[Part]] = {}
+    told: dict[tuple[int, int], list[int]] = {}
+
+    def tell(call_id: int, row: int, token_ids: Sequence[int]) -> None:
+        assert call_id not in answers
+        told.setdefault((call_id, row), []).extend(token_ids)
 
     def answer(call_id: int, parts: list[Part]) -> None:
         assert call_id not in answers
         answers[call_id] = parts
 
     while inbox.left:
-        desk = WorkerDesk("Fake", inbox.receive(), inbox, answer, lambda: None)
+        desk = WorkerDesk("Fake", inbox.receive(), inbox, answer, tell, lambda: None)
         try:
             engine.serve(desk)
         except fakes.DeviceLostError:
@@ -180,6 +185,7 @@ def test_desk_loop_scheduler_and_pages_together_answer_each_row_once_as_if_it_we
     for call_id, requests in enumerate(launches):
         for row, (request, part) in enumerate(zip(requests, answers[call_id], strict=True)):
             whole = tuple(fakes.whole(request))
+            assert tuple(told.get((call_id, row), ())) == (part.output_ids if call_id % 2 == 0 else ())
             if part.cancelled:
                 assert (call_id, row) in inbox.cancelled
                 assert part.output_ids == whole[: len(part.output_ids)]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from skote.runtime.detokenizer import Detokenizer
+from skote.runtime.detokenizer import WINDOW, Detokenizer
 
 TEXTS = [
     "naïve — 日本語のテキスト",
@@ -126,4 +126,5 @@ def test_it_decodes_a_few_tokens_a_time_however_long_the_text_is() -> None:
 
     detokenizer = Detokenizer(decode)
     assert "".join(detokenizer.add([ord("x")]) for _ in range(1000)) == "x" * 1000
-    assert max(sizes) == 2
+    assert max(sizes) <= WINDOW + 1
+    assert len(sizes) < 1100  # hardly more than one call a token

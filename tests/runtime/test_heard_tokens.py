@@ -107,6 +107,34 @@ def test_a_request_is_withdrawn_while_it_waits_and_cancelled_while_it_runs(dispa
     assert (load.waiting, load.running) == (0, 0)
 
 
+def test_a_replica_of_either_kind_tells_all_before_it_answers(new_replica: Callable[..., Any]) -> None:
+    heard: list[tuple[int, tuple[int, ...]]] = []
+    told: list[list[tuple[int, tuple[int, ...]]]] = []
+    requests = [Request("a", (1, 2), 3), Request("b", (3, 4), 2)]
+    with new_replica(EngineSpec(SIMULATED), index=0, device="cpu") as replica:
+        replica.wait_ready()
+        future = replica.generate(requests, lambda row, ids: heard.append((row, tuple(ids))))
+        future.add_done_callback(lambda _: told.append(list(heard)))
+        completions = future.result(WAIT_S)
+    for row, completion in enumerate(completions):
+        ids = tuple(token for each, chunk in told[0] if each == row for token in chunk)
+        assert ids == completion.output_ids
+        assert len(ids) == requests[row].max_new_tokens
+
+
+@pytest.mark.parametrize("dispatcher", [ONE_BY_ONE], indirect=True)
+@pytest.mark.parametrize("error", [ValueError("odd"), SystemExit(3)])
+def test_what_a_listener_raises_ends_nothing(
+    dispatcher: ReplicaDispatcher, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_: Sequence[int]) -> None:
+        raise error
+
+    assert len(dispatcher.dispatch(Request("a", (1,), 3), refuse).result(WAIT_S).output_ids) == 3
+    assert dispatcher.dispatch(Request("b", (1,), 3)).result(WAIT_S).status == "ok"
+    assert [record.exc_info[1] for record in caplog.records if record.exc_info] == [error] * 3
+
+
 def test_rows_are_told_apart() -> None:
     a, b = Ear(), Ear()
     tickets = [Ticket(Request(name, (1,), 3), 0, Future(), ear) for name, ear in (("a", a), ("x", None), ("b", b))]

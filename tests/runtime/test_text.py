@@ -57,9 +57,9 @@ def test_a_template_that_refuses_a_conversation_says_why(tmp_path: Path, write_t
     write_tokenizer(tmp_path / "plain")
     turns = [{"role": "user", "content": "w7"}]
 
-    with pytest.raises(RequestError, match=r"chat template refuses these messages: Roles must alternate\.$"):
+    with pytest.raises(RequestError, match=r"chat template refuses a conversation: Roles must alternate\.$"):
         codecs[0].encode_messages(turns)
-    with pytest.raises(RequestError, match="chat template refuses these messages: "):
+    with pytest.raises(RequestError, match="chat template refuses a conversation: "):
         codecs[1].encode_messages(turns)
     with pytest.raises(RequestError, match="The model has no chat template, which messages need"):
         load_tokenizer(tmp_path / "plain").encode_messages(turns)

@@ -67,7 +67,7 @@ class ByteCodec:
 
     def encode_messages(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
         if messages[0]["role"] == "assistant":
-            raise RequestError("The model's chat template refuses these messages: a user speaks first.")
+            raise RequestError("The model's chat template refuses a conversation: a user speaks first.")
         return self.encode("".join(turn["content"] for turn in messages))
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -96,6 +96,24 @@ def test_a_loop_that_is_busy_gets_all_tokens_in_one_piece_and_is_woken_once() ->
     run(test)
 
 
+def test_the_last_token_comes_with_the_reason() -> None:
+    async def test() -> None:
+        case = Case()
+        case.tell("abcdefgh")
+        pieces = case.generation.pieces()
+        assert (await anext(pieces)).text == "abcdefgh"
+        case.tell("i")
+        last = asyncio.ensure_future(anext(pieces))
+        while case.generation.output_tokens < 9:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not last.done()
+        in_thread(case.router.answer)
+        assert await last == Piece("i", [105], "length")
+
+    run(test)
+
+
 def test_a_stop_string_ends_it_and_frees_the_replica() -> None:
     async def test() -> None:
         case = Case(stops=["c", "xy"])

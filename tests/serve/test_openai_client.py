@@ -17,6 +17,7 @@ def test_a_completion(live: Any) -> None:
     (choice,) = answer.choices
     assert (choice.text, choice.finish_reason, choice.index) == ("abcabca", "length", 0)
     assert (answer.object, answer.model) == ("text_completion", "echo")
+    assert answer._request_id == answer.id  # what the log calls it
     usage = answer.usage
     assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (3, 7, 10)
 
@@ -175,7 +176,7 @@ def test_what_does_not_fit_is_refused_by_name(live: Any, options: Any, sentence:
             [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
             "messages is of the wrong kind",
         ),
-        ([{"role": "assistant", "content": "x"}], "chat template refuses these messages: a user speaks first"),
+        ([{"role": "assistant", "content": "x"}], "chat template refuses a conversation: a user speaks first"),
         ([{"role": "user"}], "messages.0.content is missing"),
     ],
 )

@@ -103,6 +103,26 @@ def test_a_reader_who_goes_while_he_waits_is_dropped_too(slow: Any, connect: Any
     assert until(lambda: nothing_runs(slow), SOON_S)
 
 
+@pytest.mark.parametrize("size", [1, 100, 30_000])
+def test_a_reader_who_has_sent_ahead_may_go_too(slow: Any, connect: Any, size: int) -> None:
+    connection = connect(slow, post({"prompt": "abc", "max_tokens": 2000}))
+    assert until(lambda: slow.router.loads[0].running == 1, WAIT_S)
+    connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: ".ljust(size, b"x"))
+    connection.close()
+    assert until(lambda: nothing_runs(slow), SOON_S)
+
+
+def test_what_was_sent_ahead_is_answered_in_its_turn(slow: Any, connect: Any) -> None:
+    health = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    connection = connect(slow, post({"prompt": "abc", "max_tokens": 5}) + health)
+    connection.sendall(health)
+    answers = b""
+    while answers.count(b'"replicas":1}') < 2:
+        answers += connection.recv(10_000)
+    assert answers.index(b'"completion_tokens":5') < answers.index(b'"replicas":1}')
+    assert answers.count(b"HTTP/1.1 200") == 3
+
+
 def test_openais_client_frees_the_slot_by_leaving_the_stream(slow: Any) -> None:
     with slow.client().completions.create(model="echo", prompt="abc", max_tokens=2000, stream=True) as stream:
         next(iter(stream))
@@ -127,6 +147,13 @@ def test_connections_beyond_the_limit_are_refused(start: Callable[..., Any], con
     for _ in range(2):
         assert connect(live, health).recv(1000).startswith(b"HTTP/1.1 200")
     assert rest(connect(live, health)).startswith(b"HTTP/1.1 503")
+
+
+def test_a_server_that_ends_takes_nothing_new(slow: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slow.service, "draining", True)
+    with pytest.raises(openai.InternalServerError, match="The server is ending and takes no more requests") as refused:
+        slow.client().completions.create(model="echo", prompt="a")
+    assert refused.value.status_code == 503
 
 
 def test_who_waits_too_long_is_told_so(start: Callable[..., Any], connect: Any) -> None:
