@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from skote.eval.adaptive import StopRule
 from skote.eval.check import CheckConfig
 from skote.eval.claims import ClaimConfig
+from skote.eval.search import SearchConfig
 from skote.eval.slo import SloConfig
 from skote.eval.workload_config import WorkloadConfig
 from skote.types import UsageError
@@ -184,6 +185,7 @@ class RunConfig:
         other: what the other arm has otherwise, where that is what is compared.
         instead: the experiment file, beside this one, that runs in its place where there are fewer accelerators than
             `devices`.
+        search: the highest load that keeps `slo`, in many runs of one arm each.
         claim: what an experiment file claims, and its pass rules.
         against: the directory of the run that `check=reproduce` repeats.
         resume: the directory of a sweep to go on with; `skote.eval.runner` takes it off the command line.
@@ -196,6 +198,7 @@ class RunConfig:
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
     slo: SloConfig = field(default_factory=SloConfig)
+    search: SearchConfig = field(default_factory=SearchConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
     check: CheckConfig = field(default_factory=CheckConfig)

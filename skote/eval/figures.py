@@ -198,6 +198,39 @@ def bars(entries: Sequence[Bar], name: str, axis: str, caption: str) -> Chart | 
         return Chart(_svg(figure, name, axis, caption), caption)
 
 
+def load_curve(
+    curves: Mapping[str, Sequence[tuple[float, float, float]]],
+    name: str,
+    limit: float | None,
+    labels: Mapping[str, str],
+) -> Chart | None:
+    """A latency against the load: for each arm (requests a second, p50, p95) a probe, and the `limit` as a line.
+
+    None without a probe.
+    """
+    curves = {arm: sorted(points) for arm, points in curves.items() if points}
+    if not curves:
+        return None
+    title = name.removesuffix("_ms").upper()
+    with mpl.rc_context(STYLE | {"svg.hashsalt": f"load-{name}"}):
+        figure, axes = _axes(5.4, 3.3)
+        for arm, points in curves.items():
+            loads, medians, tails = (np.array(column) for column in zip(*points, strict=True))
+            style: dict[str, Any] = {"color": ARM_COLOUR[arm], "ls": DASHES[arm], "marker": "o", "ms": 3.5}
+            axes.plot(loads, tails, lw=1.8, label=f"{labels[arm]}, p95", **style)
+            axes.plot(loads, medians, lw=1.0, alpha=0.6, label=f"{labels[arm]}, p50", **style)
+        if limit is not None:
+            axes.axhline(limit, color=INK, lw=1.0, ls=(0, (1, 1.5)), label=f"limit {limit:g} ms")
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlabel("requests a second (offered)")
+        axes.set_ylabel(f"{title} (ms)")
+        axes.grid(visible=True)
+        _legend(figure, axes)
+        caption = f"{title} against the load, a point a probe; both axes are logarithmic. Further right is more load."
+        return Chart(_svg(figure, f"load-{name}", f"{title} against the load", caption), caption)
+
+
 def _axes(width: float, height: float) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(width, height), layout="constrained")
     figure.patch.set_alpha(0)

@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from skote.config import CONF_DIR, RunConfig, recorded_settings, register_schema, to_settings
+from skote.eval.capacity import CapacitySearch
 from skote.eval.check import check_limits
 from skote.eval.comparison import read_comparison, render_comparison
 from skote.eval.plan import Plan, plan_run
@@ -194,11 +195,18 @@ class Runner:
         return Failure(code, said)
 
     def _check(self, job: Job) -> None:
+        if job.config.search.start is not None:
+            raise UsageError("A search is many runs already: search.start has no place in a sweep.")
         with RunProgress(Console(quiet=True)) as progress:
             _prepare(job, progress)
 
     def _run(self, job: Job) -> ExitCode:
         command = shlex.join([Path(self._argv[0]).name, *self._argv[1:]])
+        settings = to_settings(job.config)
+        if settings.search.start is not None:
+            compare = _compares(settings, job.compare)
+            progress_of = partial(RunProgress, self._console)
+            return CapacitySearch(settings, job.directory, progress_of, command, job.overrides, compare).run()
         with RunProgress(self._console) as progress:
             ready = _prepare(job, progress)
             kept = finished_code(job.directory, ready.key) if self._resumed else None

@@ -2,7 +2,8 @@
 
 The search brackets first, by doubling and halving, and then takes the geometric middle of the bracket. A load counts as
 kept where the whole interval of its attainment lies at the asked-for share or above, as missed where it lies below; one
-that lies across is tried again with other requests, and after so many tries its share alone decides.
+that lies across is tried again with other requests, and after so many tries its share alone decides. A load that is not
+sustained has missed, whatever the limits: one under which the queue grows from first to last.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ from typing import Literal
 
 from skote.eval.slo import wilson
 from skote.types import UsageError
+
+SATURATED_BACKLOG = 0.25
+"""Of a pass's requests, those unanswered when the last one is due (`backlog_share`): above it the load is not
+sustained, or the pass too short to tell. A load of 4/3 of what an arm can take leaves so many."""
 
 Outcome = Literal["kept", "missed", "undecided"]
 
@@ -75,9 +80,12 @@ class Tried:
     scheduled: int
     met: int
     tries: int = 1
+    is_saturated: bool = False
 
     def outcome(self, share: float) -> Outcome:
-        """Whether `share` of the requests, or more, meet the limits."""
+        """Whether `share` of the requests, or more, meet the limits; never under a load that is not sustained."""
+        if self.is_saturated:
+            return "missed"
         low, high = wilson(self.met, self.scheduled)
         return "kept" if low >= share else "missed" if high < share else "undecided"
 

@@ -35,7 +35,17 @@ def _traffic(rows: pd.DataFrame) -> dict[str, Any]:
         "sent_req_s": _rate(rows, "dispatched_ns"),
         "dispatch_lag_ms": {f"p{q}": percentile(lag, q) for q in (50, 95, 99)} | {"max": float(lag.max())},
         "padded_share": padded_share(rows),
+        "backlog_share": _backlog_share(rows),
     }
+
+
+def _backlog_share(rows: pd.DataFrame) -> float:
+    """Of a pass's requests those that were not answered yet when the last one was due, in the mean over passes.
+
+    Where the load is sustained they are the few that run; a queue that grows from first to last makes them many.
+    """
+    last_due = rows.groupby(PASS)["scheduled_ns"].transform("max")
+    return float((rows["end_ns"] > last_due).groupby([rows[key] for key in PASS]).mean().mean())
 
 
 def _rate(rows: pd.DataFrame, stamp: str) -> float | None:

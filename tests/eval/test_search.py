@@ -58,6 +58,11 @@ def test_a_load_on_the_edge_is_tried_again_and_then_decided_by_its_share():
     assert searched(lambda _: 359, config) == ([1.0, 1.0, 1.0], Bracket(None, 1.0))
 
 
+def test_a_load_that_is_not_sustained_has_missed():
+    assert Tried(1, 400, 400, is_saturated=True).outcome(0.9) == "missed"
+    assert bracket([Tried(1, 400, 400), Tried(2, 400, 400, is_saturated=True)], 0.9) == Bracket(1, 2)
+
+
 def test_a_load_that_was_kept_above_one_that_missed_is_not_believed():
     tried = [Tried(1, 400, 400), Tried(4, 400, 400), Tried(2, 400, 0)]
     assert bracket(tried, 0.9) == Bracket(1, 2)

@@ -37,8 +37,21 @@ def test_lag_and_rates_are_over_the_schedule(synthetic):
     start = run.requests.loc[measured].groupby("block")["dispatched_ns"].transform("min")
     run.requests.loc[measured, "scheduled_ns"] = start + order * 1000 * MS
     run.requests.loc[measured, "dispatched_ns"] = start + order * 1001 * MS  # 0 to 3 ms late
+    run.requests.loc[measured, "end_ns"] = run.requests.loc[measured, "dispatched_ns"] + 10 * MS
     figures = summarize(run)["traffic"]["candidate"]
     assert figures["offered_req_s"] == 1.0
     assert figures["sent_req_s"] == pytest.approx(1 / 1.001)
     assert figures["dispatch_lag_ms"] == pytest.approx({"p50": 1.5, "p95": 3.0, "p99": 3.0, "max": 3.0}, abs=0.01)
     assert figures["padded_share"] == 0.0
+    assert figures["backlog_share"] == 0.25  # the last of four
+
+
+def test_a_queue_that_grows_leaves_a_backlog(synthetic, timeline):
+    """Requests of 99 ms, one at a time, due every 25 ms: when the last of 8 is, after 175 ms, one was answered."""
+    shape = timeline(0, 98, [1])
+    run = read_run(synthetic(blocks=1, requests=8, arms={"candidate": "skotergy"}).write(lambda *_: shape))
+    run.manifest["workload"] |= {"load": "constant", "concurrency": None, "schedule": {}}
+    measured = run.requests["phase"] == "measure"
+    start = run.requests.loc[measured, "dispatched_ns"].min()
+    run.requests.loc[measured, "scheduled_ns"] = [start + index * 25 * MS for index in range(8)]
+    assert summarize(run)["traffic"]["candidate"]["backlog_share"] == 7 / 8
