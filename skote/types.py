@@ -183,6 +183,11 @@ class Completion:
     cached_tokens: int | None = None  # None: the engine does not count them
 
 
+def device_parts(device: str) -> list[str]:
+    """The devices of a replica: of most their one, of "cuda:0+cuda:1", over which one model is dealt out, both."""
+    return device.split("+")
+
+
 Emit = Callable[[int, Sequence[int]], None]
 """`emit(row, token_ids)`: new tokens of one row of a batch, called when the host holds them."""
 

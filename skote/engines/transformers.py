@@ -17,7 +17,8 @@ from transformers.generation.streamers import BaseStreamer
 from skote.flags import TORCH_DTYPES, flags_record
 from skote.model.causal_lm import add_token, load_module
 from skote.model.fingerprint import fingerprint
-from skote.types import Emit, EngineError, FinishReason, Request, UsageError
+from skote.model.split import TransferCounter, split_module
+from skote.types import Emit, EngineError, FinishReason, Request, UsageError, device_parts
 
 CACHES = ("dynamic", "static")
 
@@ -26,10 +27,11 @@ class TransformersEngine:
     """`AutoModelForCausalLM.generate` behind the `Engine` protocol; the arguments are those of `SkotergyEngine`.
 
     With `cache="static"` Transformers allocates the cache in advance and, on an accelerator, compiles the step by
-    itself: the strongest form that it offers.
+    itself: the strongest form that it offers. With `split` the device is several, "cuda:0+cuda:1", and each holds a run
+    of the layers, as with `device_map="auto"`.
 
     Raises:
-        UsageError: an unknown cache.
+        UsageError: an unknown cache, or one that does not go with `split`.
         CheckpointError: Transformers cannot load the directory, or would fill a tensor that it lacks with chance.
     """
 
@@ -48,13 +50,17 @@ class TransformersEngine:
         attention: str | None = None,
         cache: str = "dynamic",
         score_at_once: bool = False,
+        split: bool = False,
     ) -> None:
         del threads, max_model_len  # the process's flags and the dynamic cache see to both
         if cache not in CACHES:
             raise UsageError(f"engine.cache={cache} is not known; choose one of {', '.join(CACHES)}.")
+        if split and cache != "dynamic":
+            raise UsageError(f"engine.split goes with engine.cache=dynamic, got {cache}.")
         self._cache = cache
         self._score_at_once = score_at_once
-        self._device = torch.device(device)
+        self._devices = [torch.device(part) for part in device_parts(device)]
+        self._device = self._devices[0]
         torch_dtype: torch.dtype = getattr(torch, TORCH_DTYPES[dtype])
         started = time.monotonic()
         self._model = load_module(
@@ -68,9 +74,12 @@ class TransformersEngine:
         resized = pad_id is not None and add_token(self._model, pad_id)
         self._eos_ids = self._model.generation_config.eos_token_id
         self._pad_id = pad_id if pad_id is not None else 0
+        if split:
+            split_module(self._model, self._devices)
         self._load_s = time.monotonic() - started
         self._fingerprint = fingerprint(self._model.named_parameters())
         self._notes = ["The embeddings were extended by a row for the padding token."] if resized else []
+        self._transfers = self._count_transfers() if split else None
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], emit: Emit) -> list[FinishReason]:
@@ -111,7 +120,34 @@ class TransformersEngine:
             "notes": self._notes,
             "paths": {},
             "flags": flags_record(),
+            **({} if self._transfers is None else {"device_transfers": self._transfers}),
         }
+
+    def _count_transfers(self) -> dict[str, Any]:
+        """What a decode step of one request moves between the devices: what a third token adds to a second."""
+        counters = []
+        for tokens in (2, 3):
+            with TransferCounter(self._devices) as counter:
+                self.generate([Request("transfers", (0,) * 8, tokens, ignore_eos=True)], lambda *_: None)
+            counters.append(counter)
+        two, three = counters
+        tensors, moved = three.tensors - two.tensors, three.bytes - two.bytes
+        self._notes.append(
+            f"{self._layout()}; a token of one request moves {tensors} tensors, {moved} bytes, between them."
+        )
+        return {"tensors_per_token": tensors, "bytes_per_token": moved}
+
+    def _layout(self) -> str:
+        """Which modules lie where: "cuda:0 holds model.embed_tokens to model.layers.15 (8.03 GB), cuda:1 ..."."""
+        held: dict[str, list[str]] = {}
+        for name, device in self._model.hf_device_map.items():
+            held.setdefault(str(device), []).append(name)
+        sizes = dict.fromkeys(held, 0)
+        for tensor in self._model.parameters():
+            sizes[str(tensor.device)] += tensor.nbytes
+        return ", ".join(
+            f"{device} holds {names[0]} to {names[-1]} ({sizes[device] / 1e9:.2f} GB)" for device, names in held.items()
+        )
 
     def _eos_set(self) -> frozenset[int]:
         eos = self._eos_ids

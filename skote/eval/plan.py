@@ -27,6 +27,7 @@ from skote.flags import flags_for
 from skote.model.facts import ModelFacts, load_facts
 from skote.model.flops import prefill_flops
 from skote.model.source import ModelSource, converted_gguf, hub_snapshot, packaged_gguf, shape_directory
+from skote.model.split import check_split
 from skote.runtime.backend import backend_devices
 from skote.runtime.capacity import check_memory
 from skote.runtime.dispatch_options import DispatchOptions
@@ -55,8 +56,12 @@ class Plan:
     other_devices: list[str]
 
     def devices_of(self, arm: ArmName) -> list[str]:
-        """The devices of an arm's replicas: `devices`, and `other_devices` of the baseline arm."""
-        return self.devices if arm == "candidate" else self.other_devices
+        """The devices of an arm's replicas: `devices`, and `other_devices` of the baseline arm.
+
+        An engine that deals its model out is one replica on all of them: ["cuda:0+cuda:1"].
+        """
+        devices = self.devices if arm == "candidate" else self.other_devices
+        return ["+".join(devices)] if self.arms[arm].options.get("split") else devices
 
     def router_of(self, arm: ArmName) -> RouterConfig:
         """The options of an arm's router."""
@@ -134,6 +139,9 @@ def plan_run(settings: RunConfig, directory: Path, progress: RunProgress, *, com
         arms = {}
     elif compare:
         arms["baseline"] = EngineConfig.of(settings.compare)
+    for arm, config in arms.items():
+        if config.options.get("split"):
+            check_split(arm, devices if arm == "candidate" else other_devices, settings.router.backend.name)
     plan = Plan(settings, source, spec, devices, workload, codec, arms, stop, other_devices)
     modelled = [config for config in arms.values() if config._target_ != SIMULATED._target_]
     positions = plan.model_options["max_model_len"]

@@ -33,7 +33,7 @@ from skote.eval.stats import (
 )
 from skote.eval.steady import STEADY_METRICS, Steady, steady_state
 from skote.eval.traffic import traffic
-from skote.types import ExitCode
+from skote.types import ExitCode, device_parts
 
 PERCENTILES = (50, 95, 99)
 PRIMARY = ("e2el_ms", "p50")  # the run's verdict; every other one is secondary
@@ -100,6 +100,8 @@ def _arm(measured: Measured, arm: str, manifest: dict[str, Any]) -> dict[str, An
     known = manifest["arms"].get(arm, {"engine": str(rows["engine"].iloc[0]), "replicas": []})
     replicas = known["replicas"]
     own = [replica["device"] for replica in replicas]
+    used = [part for device in own for part in device_parts(device)] or manifest["devices"]
+    transfers = [replica["info"].get("device_transfers") for replica in replicas]
     spread = by_replica(measured, arm, own)
     return {
         "engine": known["engine"],
@@ -109,7 +111,7 @@ def _arm(measured: Measured, arm: str, manifest: dict[str, Any]) -> dict[str, An
         "window_s": float(windows["window_s"].sum()),
         "metrics": metrics,
         "throughput": {name: measured.throughput(arm).get(name) for name in THROUGHPUTS},
-        "j_per_output_token": joules_per_token(measured, arm, own or manifest["devices"]),
+        "j_per_output_token": joules_per_token(measured, arm, used),
         "by_replica": spread,
         "imbalance": imbalance(spread),
         "roofline": roofline(measured, arm, manifest),
@@ -118,6 +120,7 @@ def _arm(measured: Measured, arm: str, manifest: dict[str, Any]) -> dict[str, An
         "peak_device_memory_bytes": [replica.get("peak_device_memory_bytes") for replica in replicas],
         "load_s": [replica["load_s"] for replica in replicas],
         "compile_s": [replica["info"].get("compile_s") for replica in replicas],
+        **({"device_transfers": transfers[0]} if transfers and transfers[0] else {}),
     }
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from skote.flags import NumericFlags, set_flags
+from skote.types import device_parts
 
 Cores = tuple[int, ...]
 
@@ -52,7 +53,8 @@ def _near(device: str, ours: Sequence[int], pci: Path) -> Cores | None:
         return None
     import torch
 
-    facts: Any = torch.cuda.get_device_properties(device)  # torch's stubs lack the PCI address
+    first = device_parts(device)[0]  # whose replica's process launches on the others, too
+    facts: Any = torch.cuda.get_device_properties(first)  # torch's stubs lack the PCI address
     address = f"{facts.pci_domain_id:04x}:{facts.pci_bus_id:02x}:{facts.pci_device_id:02x}.0"
     listed = pci / address / "local_cpulist"
     near = parse_cores(listed.read_text(encoding="ascii")) & set(ours) if listed.exists() else set()

@@ -343,3 +343,49 @@ def test_a_directory_that_is_missing_is_not_looked_up_on_a_hub(tmp_path: Path, m
 
     with pytest.raises(CheckpointError, match="no model directory some/model"):
         build(Path("some/model"))
+
+
+def test_a_split_model_has_no_static_cache(make_checkpoint: Make) -> None:
+    with pytest.raises(UsageError, match=r"engine\.split goes with engine\.cache=dynamic, got static"):
+        build(make_checkpoint(), split=True, cache="static")
+
+
+@pytest.mark.gpu
+def test_a_model_split_over_two_gpus_gives_its_own_tokens_and_tells_what_it_moves(
+    make_checkpoint: Make, run: Run
+) -> None:
+    """The hidden state goes to the second GPU and the logits come back, whatever else its hooks send."""
+    pytest.importorskip("accelerate")
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    directory = make_checkpoint(num_hidden_layers=6)
+    whole = build(directory, device="cuda:0")
+    split = build(directory, device="cuda:0+cuda:1", split=True)
+
+    for length, n in ((12, 10), (5, 3)):
+        assert run(split, greedy(prompt(length), n)) == run(whole, greedy(prompt(length), n))
+    assert fingerprint(split) == fingerprint(whole)
+    told = split.describe()
+    assert told["device_transfers"]["tensors_per_token"] >= 2
+    assert told["device_transfers"]["bytes_per_token"] >= 4 * (48 + 96)
+    assert "cuda:0 holds model.embed_tokens to" in told["notes"][-1]
+    assert "device_transfers" not in whole.describe()
+
+
+def test_a_split_engine_tells_what_lies_where(
+    make_checkpoint: Make, run: Run, engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dealt out by hand over a CPU called twice: nothing crosses, and the tokens are the whole model's."""
+
+    def deal(module: Any, devices: Sequence[torch.device]) -> None:
+        assert devices == [torch.device("cpu")] * 2
+        module.hf_device_map = {"model.embed_tokens": devices[0], "model.layers.0": devices[1], "lm_head": devices[1]}
+
+    monkeypatch.setattr("skote.engines.transformers.split_module", deal)
+    split = build(make_checkpoint(), device="cpu+cpu", split=True)
+
+    assert run(split, greedy(prompt(12), 5)) == run(engine, greedy(prompt(12), 5))
+    told = split.describe()
+    assert told["device_transfers"] == {"tensors_per_token": 0, "bytes_per_token": 0}
+    [note] = told["notes"]
+    assert note.startswith("cpu holds model.embed_tokens to lm_head (0.00 GB); a token of one request moves 0 tensors")

@@ -18,6 +18,7 @@ from skote.eval.experiment import compose_experiment
 from skote.eval.ledger import (
     BEGIN,
     END,
+    Entry,
     claims_command,
     ledger_html,
     ledger_table,
@@ -94,6 +95,31 @@ def test_every_experiment_composes_and_can_be_judged(name: str) -> None:
     assert set(settings.claim.contracts) <= set(CHECKS)
     used = {rule.figure.split(".")[1] for rule in settings.claim.rules if rule.figure.startswith("contracts.")}
     assert used <= set(settings.claim.contracts)
+
+
+@pytest.mark.parametrize(
+    ("name", "measured_as"),
+    [
+        *(("E03", "two_gpu_throughput"), ("E04", "two_gpu_throughput")),
+        *(("E04_latency", "two_gpu_latency"), ("E21_cuda", "two_gpu_latency"), ("E21_split", "two_gpu_split")),
+    ],
+)
+def test_a_claim_of_two_gpus_is_measured_as_the_experiment_that_it_names(name: str, measured_as: str) -> None:
+    claimed, plain = (asdict(compose_experiment(EXPERIMENTS / f"{each}.yaml")) for each in (name, measured_as))
+    assert claimed | {"claim": plain["claim"]} == plain
+    assert claimed["claim"]["needs"] == "two_cuda"
+    assert Entry(name, read_claims(EXPERIMENTS)[name]).verdict == "NOT TESTABLE HERE"
+
+
+def test_one_request_at_a_time_is_all_that_the_two_gpu_experiments_differ_in() -> None:
+    batched, alone = (
+        asdict(compose_experiment(EXPERIMENTS / f"{name}.yaml")) for name in ("two_gpu_throughput", "two_gpu_latency")
+    )
+    for settings in (batched, alone):
+        for arm in ("engine", "compare"):
+            settings[arm] |= {"max_batch": 1, "prefill_chunk": 512}
+        settings["router"] |= {"max_concurrency_per_device": 1, "microbatch_window_ms": 0.0, "microbatch_max": 8}
+    assert batched == alone
 
 
 def _whole(claim: dict[str, Any]) -> dict[str, Any]:

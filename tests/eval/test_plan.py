@@ -133,3 +133,25 @@ def test_an_arm_s_vocabulary_has_a_row_for_padding_where_the_tokenizer_has_none(
 def test_no_number_is_infinite_or_none_at_all(override: str, name: str) -> None:
     with pytest.raises(UsageError, match=rf"^{name} must be a finite number, got "):
         settings_of("check=ci", override)
+
+
+def test_a_model_that_is_dealt_out_is_one_replica_on_all_devices_of_its_arm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = ["cuda:0", "cuda:1", "cuda:2"]
+    monkeypatch.setattr("skote.runtime.devices._accelerators", lambda: gpus)
+    monkeypatch.setattr("skote.eval.plan.check_memory", lambda *args, **options: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    settings = settings_of("compare=transformers_split", "devices=3", "other.devices=2")
+
+    with RunProgress(Console(quiet=True)) as progress:
+        plan = plan_run(settings, tmp_path, progress, compare=True)
+
+    assert plan.devices_of("candidate") == gpus
+    assert plan.devices_of("baseline") == ["cuda:0+cuda:1"]
+
+
+def test_a_model_is_not_dealt_out_over_one_device(tmp_path: Path) -> None:
+    settings = settings_of("engine=transformers_split", "devices=[cpu,cpu]")
+    with RunProgress(Console(quiet=True)) as progress, pytest.raises(UsageError, match="has cpu alone"):
+        plan_run(settings, tmp_path, progress, compare=False)

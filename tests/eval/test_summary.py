@@ -180,3 +180,18 @@ def test_the_content_is_json_and_the_same_every_time(synthetic):
 
     assert once == again
     assert json.loads(once)["deltas"]["e2el_ms"]["p50"]["method"] == "bootstrap"
+
+
+def test_a_split_arm_has_what_it_moves_and_the_energy_of_both_its_devices(synthetic, monkeypatch):
+    builder = synthetic()
+    read = read_run(builder.write())
+    moved = {"tensors_per_token": 46, "bytes_per_token": 5000}
+    read.manifest["arms"]["baseline"]["replicas"][0] |= {"device": "cuda:0+cuda:1"}
+    read.manifest["arms"]["baseline"]["replicas"][0]["info"]["device_transfers"] = moved
+    asked = []
+    monkeypatch.setattr("skote.eval.summary.joules_per_token", lambda measured, arm, devices: asked.append(devices))
+    metrics = summarize(read)
+
+    assert metrics["arms"]["baseline"]["device_transfers"] == moved
+    assert "device_transfers" not in metrics["arms"]["candidate"]
+    assert sorted(asked) == [["cpu"], ["cuda:0", "cuda:1"]]
