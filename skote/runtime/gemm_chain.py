@@ -46,16 +46,18 @@ class GemmChain:
     def qkv(
         self,
         x: torch.Tensor,
-        norm: torch.Tensor,
-        weight: torch.Tensor,
+        weights: LayerWeights,
         rope: tuple[torch.Tensor, torch.Tensor],
         positions: torch.Tensor,
         table: torch.Tensor,
         pool: Pool,
+        *,
+        queries: bool = True,
     ) -> tuple[str, ...]:
-        """`q`, rotated, and keys and values in the cache. `weight` may lack the query heads: then `q` is left alone."""
-        heads = len(weight) // self.q.shape[2] - 2 * len(pool[0])
-        normed = self.norm(x, norm)
+        """`q`, rotated, and keys and values in the cache; without `queries` these alone, and `q` is left as it is."""
+        heads = self.q.shape[1] if queries else 0
+        weight, bias = projection(weights, 0 if queries else self.q[0].numel())
+        normed = self.norm(x, weights.attn_norm)
         qkv_gemm(
             self.normed,
             weight,
@@ -67,6 +69,7 @@ class GemmChain:
             page=self._page,
             tile=self._tiles.qkv,
             pdl=self._pdl,
+            bias=bias,
         )
         return (*normed, "qkv_gemm")
 
@@ -80,3 +83,9 @@ class GemmChain:
         split_gemm(self._h, weights.down, self._down, tile=tiles.down, pdl=self._pdl)
         self._owed = self._down
         return ("split_gemm", *normed, "gate_up_gemm", "split_gemm")
+
+
+def projection(weights: LayerWeights, first: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Matrix and bias of a layer's q, k and v from row `first` on."""
+    bias = weights.qkv_bias
+    return weights.qkv[first:], None if bias is None else bias[first:]

@@ -45,7 +45,7 @@ class StepAttention:
     def __init__(self, spec: DecoderSpec, weights: DecoderWeights, rows: int, capacity: int, cut: Attention) -> None:
         dtype, device = weights.norm.dtype, weights.norm.device
         splits = max(triton.cdiv(covered, cut.split(covered)) for covered in coverage(capacity))
-        self._cut = cut
+        self._cut, self._scale = cut, spec.attention_scale
         self._out = torch.zeros(rows, spec.heads, spec.head_dim, dtype=dtype, device=device)
         self._sums = torch.zeros(rows, splits, spec.heads, spec.head_dim, device=device)
         self._stats = torch.zeros(rows, splits, 2, spec.heads, device=device)
@@ -66,6 +66,7 @@ class StepAttention:
             positions=positions,
             cut=self._cut,
             pdl=pdl,
+            scale=self._scale,
         )
         return self._out
 
@@ -117,6 +118,7 @@ class SingleRow:
             page=self.attention.page,
             tile=tiles.qkv,
             pdl=self._pdl,
+            bias=weights.qkv_bias,
         )
         attended = self._attend(self._q, state, pool, positions, self._pdl)
         residual_gemv(x, attended[0], weights.o, tile=tiles.o, pdl=self._pdl)
@@ -166,7 +168,7 @@ class MultiRow:
     ) -> tuple[str, ...]:
         """One layer on the rows of `tile`, of which `live` has the first: beyond them all are idle."""
         rope = tile.cos, tile.sin
-        before = self._chain.qkv(tile.x, weights.attn_norm, weights.qkv, rope, tile.position, tile.table, pool)
+        before = self._chain.qkv(tile.x, weights, rope, tile.position, tile.table, pool)
         attended = self._attend(self._chain.q, live, pool, positions, self._pdl)[: self.rows]
         return (*before, "flash_decode", *self._chain.mlp(tile.x, attended.flatten(1), weights))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from skote.model.spec import DecoderSpec
 
-KERNEL_SWITCHES: frozenset[str] = frozenset()
+KERNEL_SWITCHES = frozenset({"qkv_bias", "attention_scale"})
 """The switches of a `DecoderSpec` that the kernels on CUDA compute, in both sets and in all prefills."""
 _BY_LENGTH = ("dynamic", "longrope")
 

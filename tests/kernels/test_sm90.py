@@ -88,7 +88,7 @@ class Shape(NamedTuple):
         return {"bf16": torch.bfloat16, "fp32": torch.float32}[self.dtype]
 
 
-def gemms(shape: Shape, rows: int) -> list[Build]:
+def gemms(shape: Shape, rows: int, *, bias: bool = False) -> list[Build]:
     """The multi-row kernels as a model of this shape runs them for `rows` rows."""
     hidden, intermediate, head_dim, dtype = shape
     tiles = batch_tiles(hidden, intermediate, head_dim, shape.torch_dtype.itemsize, rows)
@@ -100,7 +100,7 @@ def gemms(shape: Shape, rows: int) -> list[Build]:
     heads = {"HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": head_dim, "PAGE": tiles.attention.page}
     gate_up, head = tiles.gate_up, tiles.head
     return [
-        build(qkv_gemm_triton, "qkv_gemm", tiles.qkv, HIDDEN=hidden, **heads, PAIRS=tiles.qkv.rows // 2),
+        build(qkv_gemm_triton, "qkv_gemm", tiles.qkv, HIDDEN=hidden, **heads, PAIRS=tiles.qkv.rows // 2, BIAS=bias),
         *(
             build(split_gemm_triton, "split_gemm", tile, COLUMNS=columns, TILE=tile.rows, SPLITS=tile.splits)
             for tile, columns in ((tiles.o, hidden), (tiles.down, intermediate))
@@ -110,7 +110,7 @@ def gemms(shape: Shape, rows: int) -> list[Build]:
     ]
 
 
-def gemvs(shape: Shape) -> list[Build]:
+def gemvs(shape: Shape, *, bias: bool = False) -> list[Build]:
     """The matrix-vector kernels of the single-row set."""
     hidden, intermediate, head_dim, dtype = shape
     tiles = step_tiles(hidden, intermediate, head_dim, shape.torch_dtype)
@@ -121,11 +121,11 @@ def gemvs(shape: Shape) -> list[Build]:
     def turned(tile: Tile) -> dict[str, int]:
         return {"CHUNK": tile.chunk(shape.torch_dtype), "TURNS": tile.turns, "MMA": tile.mma}
 
-    block = padded(hidden)
+    block, pairs = padded(hidden), tiles.qkv.rows // 2
     heads = {"HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": head_dim, "PAGE": tiles.attention.page}
     halves = {"HIDDEN": hidden, "INTERMEDIATE": intermediate, "ROWS": tiles.gate_up.rows // 2}
     return [
-        build(qkv_gemv_triton, "qkv_gemv", tiles.qkv, BLOCK=block, HIDDEN=hidden, **heads, PAIRS=tiles.qkv.rows // 2),
+        build(qkv_gemv_triton, "qkv_gemv", tiles.qkv, BLOCK=block, HIDDEN=hidden, **heads, PAIRS=pairs, BIAS=bias),
         *(
             build(residual_gemv_triton, "residual_gemv", tile, COLUMNS=columns, ROWS=tile.rows, **turned(tile))
             for tile, columns in ((tiles.down, intermediate), (tiles.o, hidden))
@@ -186,6 +186,8 @@ BUILDS = {
     for builds in (
         KERNELS.values(),
         *map(gemvs, SHAPES),
+        *(gemvs(shape, bias=True) for shape in SHAPES),
+        *(gemms(shape, rows, bias=True) for shape in (SHAPES[0], LARGEST) for rows in (32, 128)),
         *(attentions(shape, step_tiles(*shape[:3], shape.torch_dtype).attention) for shape in SHAPES),
         *(attentions(shape, batch_tiles(*shape[:3], shape.torch_dtype.itemsize).attention) for shape in SHAPES),
         # The most rows that either of a width's tiles takes: the more rows, the more registers. In fp32 a step's 16,
