@@ -43,6 +43,7 @@ def qkv_gemm_reference(
     *,
     page: int,
     bias: torch.Tensor | None = None,
+    rotate: bool = True,
 ) -> None:
     """The same in framework ops, fp32 inside; arguments as `qkv_gemm`. The q of idle rows is left as it is."""
     live = (positions >= 0).nonzero().flatten()
@@ -51,8 +52,9 @@ def qkv_gemm_reference(
     rows = normed[live].float() @ weight.float().T
     heads = (rows if bias is None else rows + bias.float()).view(len(live), -1, q.shape[2])
     new_q, new_k, new_v = heads.split((q.shape[1], k.shape[0], k.shape[0]), dim=1)
-    q[live] = apply_rope(new_q, cos[at, None], sin[at, None]).to(q.dtype)
-    k[:, slots] = apply_rope(new_k, cos[at, None], sin[at, None]).transpose(0, 1).to(k.dtype)
+    new_q, new_k = (apply_rope(new, cos[at, None], sin[at, None]) if rotate else new for new in (new_q, new_k))
+    q[live] = new_q.to(q.dtype)
+    k[:, slots] = new_k.transpose(0, 1).to(k.dtype)
     v[:, slots] = new_v.transpose(0, 1).to(v.dtype)
 
 
@@ -80,6 +82,7 @@ def qkv_gemm_kernel(
     STAGES: tl.constexpr,
     PAGE: tl.constexpr,
     BIAS: tl.constexpr,  # there is one
+    ROTATE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid: ((HEADS + 2 KV_HEADS) * HEAD_DIM / 2 / PAIRS,). See the file's formula.
@@ -97,8 +100,9 @@ def qkv_gemm_kernel(
     place = tl.maximum(position, 0)
     angles = place[:, None] * HEAD_DIM + pairs[None, :]
     rotated = (head < HEADS + KV_HEADS) & (angles >= 0)
-    cos = tl.load(cos_ptr + angles, mask=rotated, other=1.0)
-    sin = tl.load(sin_ptr + angles, mask=rotated, other=0.0)
+    if ROTATE:
+        cos = tl.load(cos_ptr + angles, mask=rotated, other=1.0)
+        sin = tl.load(sin_ptr + angles, mask=rotated, other=0.0)
     slot = tl.load(table_ptr + rows * table_stride + place // PAGE) * PAGE + place % PAGE
     if BIAS:
         first_bias = tl.load(bias_ptr + head * HEAD_DIM + pairs).to(tl.float32)
@@ -111,8 +115,10 @@ def qkv_gemm_kernel(
     if BIAS:
         low += first_bias[None, :]
         high += second_bias[None, :]
-    rotated_low = low * cos - high * sin
-    rotated_high = high * cos + low * sin
+    rotated_low, rotated_high = low, high
+    if ROTATE:
+        rotated_low = low * cos - high * sin
+        rotated_high = high * cos + low * sin
     if head < HEADS:
         places = q_ptr + (rows * HEADS + head)[:, None] * HEAD_DIM + pairs[None, :]
         tl.store(places, rotated_low.to(q_ptr.dtype.element_ty))
@@ -144,6 +150,7 @@ def qkv_gemm(
     tile: GemmTile,
     pdl: bool,
     bias: torch.Tensor | None = None,
+    rotate: bool = True,
 ) -> None:
     """Launch the kernel.
 
@@ -159,6 +166,7 @@ def qkv_gemm(
         k, v: `[kv_heads, slots, head_dim]`, the pool of all rows; one slot of each head written for each live row.
         tile: `rows` counts both halves of the pairs, and divides `head_dim`; `splits` must be 1.
         bias: `[(heads + 2 kv_heads) * head_dim]`, or None where there is none.
+        rotate: q and k; else they are left for `head_norm`.
 
     Raises:
         TypeError, ValueError: what the checks of `launch` refuse, and shapes that do not match.
@@ -203,6 +211,7 @@ def qkv_gemm(
         STAGES=tile.stages,
         PAGE=page,
         BIAS=bias is not None,
+        ROTATE=rotate,
         PDL=pdl,
         num_warps=tile.warps,
         launch_pdl=pdl,

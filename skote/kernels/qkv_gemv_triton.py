@@ -37,6 +37,7 @@ def qkv_gemv_reference(
     eps: float,
     page: int,
     bias: torch.Tensor | None = None,
+    rotate: bool = True,
 ) -> None:
     """The same in framework ops; arguments as `qkv_gemv`."""
     heads, kv_heads, head_dim = q.shape[0], k.shape[0], q.shape[1]
@@ -45,8 +46,9 @@ def qkv_gemv_reference(
     new_q, new_k, new_v = rows.split((heads, kv_heads, kv_heads))
     at = int(position)
     slot = int(table.view(-1)[at // page]) * page + at % page
-    q.copy_(apply_rope(new_q, cos[at], sin[at]))
-    k[:, slot] = apply_rope(new_k, cos[at], sin[at]).to(k.dtype)
+    new_q, new_k = (apply_rope(new, cos[at], sin[at]) if rotate else new for new in (new_q, new_k))
+    q.copy_(new_q)
+    k[:, slot] = new_k.to(k.dtype)
     v[:, slot] = new_v.to(v.dtype)
 
 
@@ -73,6 +75,7 @@ def qkv_gemv_kernel(
     PAIRS: tl.constexpr,  # rotated pairs a program
     PAGE: tl.constexpr,
     BIAS: tl.constexpr,  # there is one
+    ROTATE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid: ((HEADS + 2 KV_HEADS) * HEAD_DIM / 2 / PAIRS,). See the file's formula.
@@ -97,8 +100,9 @@ def qkv_gemv_kernel(
         second_bias = tl.load(bias_ptr + head * HEAD_DIM + HALF + pairs).to(tl.float32)
     position = tl.load(position_ptr)
     rotated = head < HEADS + KV_HEADS
-    cos = tl.load(cos_ptr + position * HEAD_DIM + pairs, mask=(pairs < HALF) & rotated, other=1.0)
-    sin = tl.load(sin_ptr + position * HEAD_DIM + pairs, mask=(pairs < HALF) & rotated, other=0.0)
+    if ROTATE:
+        cos = tl.load(cos_ptr + position * HEAD_DIM + pairs, mask=(pairs < HALF) & rotated, other=1.0)
+        sin = tl.load(sin_ptr + position * HEAD_DIM + pairs, mask=(pairs < HALF) & rotated, other=0.0)
     slot = tl.load(table_ptr + position // PAGE) * PAGE + position % PAGE
     if PDL:
         gdc_wait()
@@ -110,8 +114,10 @@ def qkv_gemv_kernel(
     if BIAS:
         low += first_bias
         high += second_bias
-    rotated_low = low * cos - high * sin
-    rotated_high = high * cos + low * sin
+    rotated_low, rotated_high = low, high
+    if ROTATE:
+        rotated_low = low * cos - high * sin
+        rotated_high = high * cos + low * sin
     if head < HEADS:
         tl.store(q_ptr + head * HEAD_DIM + pairs, rotated_low.to(q_ptr.dtype.element_ty))
         tl.store(q_ptr + head * HEAD_DIM + HALF + pairs, rotated_high.to(q_ptr.dtype.element_ty))
@@ -142,6 +148,7 @@ def qkv_gemv(
     tile: Tile,
     pdl: bool,
     bias: torch.Tensor | None = None,
+    rotate: bool = True,
 ) -> None:
     """Launch the kernel.
 
@@ -155,6 +162,7 @@ def qkv_gemv(
         k, v: `[kv_heads, slots, head_dim]`, one slot of each head written.
         tile: `rows` counts both halves of the pairs.
         bias: `[(heads + 2 kv_heads) * head_dim]`, or None where there is none.
+        rotate: q and k; else they are left for `head_norm`.
 
     Raises:
         TypeError, ValueError: what the checks of `launch` refuse, and shapes that do not match.
@@ -194,6 +202,7 @@ def qkv_gemv(
         PAIRS=tile.rows // 2,
         PAGE=page,
         BIAS=bias is not None,
+        ROTATE=rotate,
         PDL=pdl,
         num_warps=tile.warps,
         launch_pdl=pdl,

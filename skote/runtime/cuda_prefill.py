@@ -28,7 +28,7 @@ from skote.kernels.tiles import batch_tiles
 from skote.model.decoder import Decoder
 from skote.model.weights import LayerWeights
 from skote.runtime.cuda_graph import CudaStep
-from skote.runtime.gemm_chain import GemmChain, projection
+from skote.runtime.gemm_chain import GemmChain, head_norms, projection
 from skote.runtime.paged_cache import PagedCache, Pool
 from skote.runtime.prompt_ops import causal_attention, feed_forward, feed_forward_rows
 from skote.runtime.token_choice import Choice, Launched
@@ -167,5 +167,6 @@ class CudaPrefill:
         """Heads of `layer` from row `first` on, `[tokens, heads, head_dim]`, rotated; keys and values are cached."""
         state = self._step.state
         heads = F.linear(normed, *projection(layer, first)).view(len(normed), -1, self._decoder.spec.head_dim)
-        rope_write(heads, state.cos, state.sin, state.table, *pool, page=self._cache.page)
+        norms, eps = head_norms(layer), self._decoder.spec.norm_eps
+        rope_write(heads, state.cos, state.sin, state.table, *pool, page=self._cache.page, norms=norms, eps=eps)
         return heads

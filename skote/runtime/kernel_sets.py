@@ -19,12 +19,13 @@ from skote.kernels.flash_decode_triton import Attention, flash_decode
 from skote.kernels.gate_up_gemv_triton import gate_up_gemv
 from skote.kernels.head_gemm_triton import head_gemm
 from skote.kernels.head_gemv_triton import head_gemv
+from skote.kernels.head_norm_triton import head_norm
 from skote.kernels.qkv_gemv_triton import qkv_gemv
 from skote.kernels.residual_gemv_triton import residual_gemv
 from skote.kernels.tiles import StepTiles, batch_tiles, step_tiles
 from skote.model.spec import DecoderSpec
 from skote.model.weights import DecoderWeights, LayerWeights
-from skote.runtime.gemm_chain import GemmChain
+from skote.runtime.gemm_chain import GemmChain, head_norms
 from skote.runtime.paged_cache import Pool
 from skote.runtime.step_state import StepState
 
@@ -119,12 +120,18 @@ class SingleRow:
             tile=tiles.qkv,
             pdl=self._pdl,
             bias=weights.qkv_bias,
+            rotate=weights.q_norm is None,
         )
+        normed: tuple[str, ...] = ()
+        if (norms := head_norms(weights)) is not None:
+            place = state.cos, state.sin, state.position, state.table
+            head_norm(self._q, pool[0], *norms, *place, eps=self._eps, page=self.attention.page, pdl=self._pdl)
+            normed = ("head_norm",)
         attended = self._attend(self._q, state, pool, positions, self._pdl)
         residual_gemv(x, attended[0], weights.o, tile=tiles.o, pdl=self._pdl)
         gate_up_gemv(x, weights.mlp_norm, weights.gate_up, self._h, eps=self._eps, tile=tiles.gate_up, pdl=self._pdl)
         residual_gemv(x, self._h, weights.down, tile=tiles.down, pdl=self._pdl)
-        return "qkv_gemv", "flash_decode", "residual_gemv", "gate_up_gemv", "residual_gemv"
+        return "qkv_gemv", *normed, "flash_decode", "residual_gemv", "gate_up_gemv", "residual_gemv"
 
     def head(self, state: StepState, weights: DecoderWeights) -> tuple[str, ...]:
         """Final norm and logits."""

@@ -22,7 +22,7 @@ from skote.kernels.rope_write_triton import rope_write
 from skote.model.decoder import Decoder
 from skote.model.weights import LayerWeights
 from skote.runtime.batch_step import BatchStep
-from skote.runtime.gemm_chain import projection
+from skote.runtime.gemm_chain import head_norms, projection
 from skote.runtime.paged_cache import PagedCache, Pool
 from skote.runtime.prompt_ops import causal_attention, feed_forward, feed_forward_rows
 from skote.runtime.scheduler import Piece, Seat, sizes_for
@@ -158,7 +158,8 @@ class PackedPrefill:
         To the kernel the pack is one prompt, in the pack's pages, whose positions have the angles of their own prompts.
         """
         heads = F.linear(normed, *projection(layer, first)).view(len(normed), -1, self._decoder.spec.head_dim)
-        rope_write(heads, *rope, self._pages, *pool, page=self._cache.page)
+        norms, eps = head_norms(layer), self._decoder.spec.norm_eps
+        rope_write(heads, *rope, self._pages, *pool, page=self._cache.page, norms=norms, eps=eps)
         return heads
 
     def _attended(self, qkv: torch.Tensor, pool: Pool, going_on: Sequence[tuple[int, torch.Tensor]]) -> torch.Tensor:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from skote.model.spec import DecoderSpec
 
-KERNEL_SWITCHES = frozenset({"qkv_bias", "attention_scale"})
-"""The switches of a `DecoderSpec` that the kernels on CUDA compute, in both sets and in all prefills."""
+KERNEL_SWITCHES = frozenset({"qkv_bias", "qk_norm", "attention_scale"})
+"""The switches of a `DecoderSpec` that the kernels on CUDA compute, in both sets and in all prefills; of the norms of q
+and k those with one weight for all heads."""
 _BY_LENGTH = ("dynamic", "longrope")
 
 
@@ -30,4 +31,5 @@ def tier_1_refusal(spec: DecoderSpec, positions: int, *, captured: bool) -> str 
 
 def missing_switches(spec: DecoderSpec) -> list[str]:
     """The switches of `spec` that the kernels on CUDA do not compute."""
-    return [switch for switch in spec.switches() if switch not in KERNEL_SWITCHES]
+    known = KERNEL_SWITCHES if spec.qk_norm in (None, "head") else KERNEL_SWITCHES - {"qk_norm"}
+    return [switch for switch in spec.switches() if switch not in known]

@@ -69,7 +69,8 @@ def test_qkv_writes_rotated_heads_to_the_slot_of_the_position(dtype, position, b
         else:
             qkv_gemv_kernel[(weight.shape[0] // 4,)](
                 x, norm, weight, weight if bias is None else bias, *inputs, EPS, 128 * head_dim, HIDDEN=hidden,
-                BLOCK=32, HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim, PAIRS=2, PAGE=PAGE, BIAS=biased, PDL=False,
+                BLOCK=32, HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim, PAIRS=2, PAGE=PAGE, BIAS=biased,
+                ROTATE=True, PDL=False,
             )  # fmt: skip
         results.append((q, k, v))
     slot = int(table[position // PAGE]) * PAGE + position % PAGE

@@ -21,6 +21,7 @@ from skote.kernels.flash_decode_triton import flash_decode_reference
 from skote.kernels.gate_up_gemm_triton import gate_up_gemm_reference
 from skote.kernels.gumbel_best_triton import gumbel_best_reference
 from skote.kernels.head_gemm_triton import head_gemm_reference
+from skote.kernels.head_norm_triton import head_norm_reference
 from skote.kernels.qkv_gemm_triton import qkv_gemm_reference
 from skote.kernels.rope_write_triton import rope_write_reference
 from skote.kernels.silu_mul import silu_mul
@@ -107,6 +108,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         gemm_chain: {
             "add_rms_norm": norm,
             "qkv_gemm": without(qkv_gemm_reference, "pdl", "tile"),
+            "head_norm": without(head_norm_reference, "pdl"),
             "split_gemm": split_gemm,
             "gate_up_gemm": without(gate_up_gemm_reference, "pdl", "tile"),
         },
@@ -179,7 +181,11 @@ def test_tokens_equal_those_of_the_plain_closure(weights: DecoderWeights) -> Non
         assert generated(closure, GREEDY[::-1]) == expected[::-1]
 
 
-SWITCHES: dict[str, dict[str, Any]] = {"qkv_bias": {"qkv_bias": True}, "attention_scale": {"attention_scale": 0.6}}
+SWITCHES: dict[str, dict[str, Any]] = {
+    "qkv_bias": {"qkv_bias": True},
+    "attention_scale": {"attention_scale": 0.6},
+    "qk_norm": {"qk_norm": "head"},
+}
 
 
 def test_every_switch_that_the_kernels_know_is_tried() -> None:

@@ -30,8 +30,8 @@ ROWS, PAGE = 16, 4
 
 @pytest.fixture
 def chain(monkeypatch: pytest.MonkeyPatch) -> GemmChain:
-    def qkv_gemm(*tensors: torch.Tensor, page: int, tile: Any, pdl: bool, bias: torch.Tensor | None) -> None:
-        qkv_gemm_reference(*tensors, page=page, bias=bias)
+    def qkv_gemm(*tensors: torch.Tensor, page: int, tile: Any, pdl: bool, **options: Any) -> None:
+        qkv_gemm_reference(*tensors, page=page, **options)
 
     def split_gemm(h: torch.Tensor, weight: torch.Tensor, partials: torch.Tensor, *, tile: Any, pdl: bool) -> None:
         assert len(partials) == tile.splits
