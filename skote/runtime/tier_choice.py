@@ -22,6 +22,9 @@ def tier_1_refusal(spec: DecoderSpec, positions: int, *, captured: bool) -> str 
     if not captured:
         return None
     missing = missing_switches(spec)
+    if missing == ["windows"]:
+        shortest = min(window for window in spec.windows if window is not None)
+        return f"the CUDA kernels do not compute its windows; engine.max_model_len={shortest} does without them"
     if missing:
         return f"the CUDA kernels do not compute {' and '.join(missing)} of its spec"
     from skote.runtime.cuda_closure import CudaClosure
