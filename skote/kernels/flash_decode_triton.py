@@ -62,7 +62,14 @@ class Attention(NamedTuple):
 
 
 def flash_decode_reference(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, position: torch.Tensor, table: torch.Tensor, *, page: int
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    position: torch.Tensor,
+    table: torch.Tensor,
+    *,
+    page: int,
+    scale: float | None = None,
 ) -> torch.Tensor:
     """The formula in framework ops, row by row, fp32 inside: shape and dtype of `q`; arguments as `flash_decode`."""
     out = torch.zeros_like(q)
@@ -74,7 +81,8 @@ def flash_decode_reference(
         slots = table[row, places // page].long() * page + places % page
         keys = k[:, slots].float().repeat_interleave(group, 0)
         values = v[:, slots].float().repeat_interleave(group, 0)
-        scores = (keys * q[row].float()[:, None]).sum(-1) / math.sqrt(q.shape[2])
+        products = (keys * q[row].float()[:, None]).sum(-1)
+        scores = products / math.sqrt(q.shape[2]) if scale is None else products * scale
         out[row] = (scores.softmax(-1)[..., None] * values).sum(1).to(q.dtype)
     return out
 
@@ -144,6 +152,7 @@ def flash_decode(
     positions: int,
     cut: Attention,
     pdl: bool,
+    scale: float | None = None,
 ) -> None:
     """Launch the kernels for a cache of which at most the first `positions` positions are in use.
 
@@ -154,6 +163,7 @@ def flash_decode(
         table: int32 `[rows, pages]`, physical page of each logical one; those of idle rows are pages of the pool too.
         out: `[rows, heads, head_dim]`, written.
         sums, stats: fp32 room for `[rows, splits, heads, head_dim]` and `[rows, splits, 2, heads]`, overwritten.
+        scale: of q K^T, in place of 1 / sqrt(head_dim).
 
     Raises:
         TypeError, ValueError: what `check_tensors` refuses, shapes that do not match, or too little room.
@@ -177,7 +187,7 @@ def flash_decode(
         or stats.numel() < rows * splits * 2 * heads
     ):
         raise ValueError(f"flash_decode: table, sums or stats are too small for {positions} positions.")
-    scale = math.log2(math.e) / math.sqrt(head_dim)
+    factor = math.log2(math.e) / math.sqrt(head_dim) if scale is None else math.log2(math.e) * scale
     shape = {"HEADS": heads, "GROUP": heads // kv_heads, "HEAD_DIM": head_dim, "PAGE": cut.page, "PDL": pdl}
     if positions <= cut.tiled:
         flash_tile_kernel[(heads, splits, rows)](
@@ -189,7 +199,7 @@ def flash_decode(
             out,
             sums,
             stats,
-            scale,
+            factor,
             slots * head_dim,
             table.shape[1],
             TILE=cut.tile,
@@ -209,7 +219,7 @@ def flash_decode(
             table,
             sums,
             stats,
-            scale,
+            factor,
             slots * head_dim,
             table.shape[1],
             ROWS=max(padded(heads // kv_heads), STREAM_ROWS),
@@ -227,7 +237,7 @@ def flash_decode(
             table,
             sums,
             stats,
-            scale,
+            factor,
             slots * head_dim,
             table.shape[1],
             ROWS=max(padded(heads // kv_heads), STREAM_ROWS),

@@ -101,6 +101,21 @@ def check_matrix(op: str, weight: torch.Tensor, rows: int | None, columns: int) 
         raise ValueError(f"{op}: rows of {columns} elements; the kernel takes 1 to {MAX_COLUMNS}.")
 
 
+def check_bias(op: str, bias: torch.Tensor | None, weight: torch.Tensor) -> None:
+    """Check that `bias`, where there is one, is a vector with an element for each row of `weight`, beside it.
+
+    Raises:
+        TypeError: another dtype, or a tensor that is not on CUDA.
+        ValueError: another shape, not contiguous, or on another device.
+    """
+    if bias is None:
+        return
+    check_tensors(op, weight=weight, bias=bias)
+    check_operand(op, weight, bias=bias)
+    if bias.shape != weight.shape[:1]:
+        raise ValueError(f"{op}: the bias has shape {tuple(bias.shape)}, the weight {tuple(weight.shape)}.")
+
+
 def check_rows(op: str, rows: int, **tensors: torch.Tensor) -> None:
     """Check that a multi-row kernel takes `rows` rows, and that all `tensors` have as many.
 

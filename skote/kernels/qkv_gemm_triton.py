@@ -1,6 +1,6 @@
 """The head of a decoder layer, for 16 to 128 rows: fused q/k/v projection, RoPE, and the write to the KV cache.
 
-    q | k | v = W n;   q, k rotated at the row's position;   cache[slot] = k, v
+    q | k | v = W n + bias;   q, k rotated at the row's position;   cache[slot] = k, v
 
 n is normalised already (`add_rms_norm`). Position p of row r lives in slot table[r, p // PAGE] * PAGE + p % PAGE of
 every head. A row with a negative position is idle: it leaves the cache alone. As in `qkv_gemv`, a program takes both
@@ -18,6 +18,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from skote.kernels.launch import (
     GemmTile,
+    check_bias,
     check_matrix,
     check_operand,
     check_rows,
@@ -41,15 +42,19 @@ def qkv_gemm_reference(
     v: torch.Tensor,
     *,
     page: int,
+    bias: torch.Tensor | None = None,
+    rotate: bool = True,
 ) -> None:
     """The same in framework ops, fp32 inside; arguments as `qkv_gemm`. The q of idle rows is left as it is."""
     live = (positions >= 0).nonzero().flatten()
     at = positions[live].long()
     slots = table.expand(len(positions), -1)[live, at // page].long() * page + at % page
-    heads = (normed[live].float() @ weight.float().T).view(len(live), -1, q.shape[2])
+    rows = normed[live].float() @ weight.float().T
+    heads = (rows if bias is None else rows + bias.float()).view(len(live), -1, q.shape[2])
     new_q, new_k, new_v = heads.split((q.shape[1], k.shape[0], k.shape[0]), dim=1)
-    q[live] = apply_rope(new_q, cos[at, None], sin[at, None]).to(q.dtype)
-    k[:, slots] = apply_rope(new_k, cos[at, None], sin[at, None]).transpose(0, 1).to(k.dtype)
+    new_q, new_k = (apply_rope(new, cos[at, None], sin[at, None]) if rotate else new for new in (new_q, new_k))
+    q[live] = new_q.to(q.dtype)
+    k[:, slots] = new_k.transpose(0, 1).to(k.dtype)
     v[:, slots] = new_v.transpose(0, 1).to(v.dtype)
 
 
@@ -57,6 +62,7 @@ def qkv_gemm_reference(
 def qkv_gemm_kernel(
     normed_ptr,
     weight_ptr,
+    bias_ptr,
     cos_ptr,
     sin_ptr,
     positions_ptr,
@@ -75,6 +81,8 @@ def qkv_gemm_kernel(
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
     PAGE: tl.constexpr,
+    BIAS: tl.constexpr,  # there is one
+    ROTATE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid: ((HEADS + 2 KV_HEADS) * HEAD_DIM / 2 / PAIRS,). See the file's formula.
@@ -92,16 +100,25 @@ def qkv_gemm_kernel(
     place = tl.maximum(position, 0)
     angles = place[:, None] * HEAD_DIM + pairs[None, :]
     rotated = (head < HEADS + KV_HEADS) & (angles >= 0)
-    cos = tl.load(cos_ptr + angles, mask=rotated, other=1.0)
-    sin = tl.load(sin_ptr + angles, mask=rotated, other=0.0)
+    if ROTATE:
+        cos = tl.load(cos_ptr + angles, mask=rotated, other=1.0)
+        sin = tl.load(sin_ptr + angles, mask=rotated, other=0.0)
     slot = tl.load(table_ptr + rows * table_stride + place // PAGE) * PAGE + place % PAGE
+    if BIAS:
+        first_bias = tl.load(bias_ptr + head * HEAD_DIM + pairs).to(tl.float32)
+        second_bias = tl.load(bias_ptr + head * HEAD_DIM + HALF + pairs).to(tl.float32)
     if PDL:
         gdc_wait()
     both = tl.arange(0, 2 * PAIRS)
     taken = head * HEAD_DIM + tl.program_id(0) % (HALF // PAIRS) * PAIRS + both // PAIRS * HALF + both % PAIRS
     low, high = halves(rows_dot(normed_ptr, weight_ptr, taken, 0, HIDDEN, ROWS, BLOCK, STAGES, 1), ROWS)
-    rotated_low = low * cos - high * sin
-    rotated_high = high * cos + low * sin
+    if BIAS:
+        low += first_bias[None, :]
+        high += second_bias[None, :]
+    rotated_low, rotated_high = low, high
+    if ROTATE:
+        rotated_low = low * cos - high * sin
+        rotated_high = high * cos + low * sin
     if head < HEADS:
         places = q_ptr + (rows * HEADS + head)[:, None] * HEAD_DIM + pairs[None, :]
         tl.store(places, rotated_low.to(q_ptr.dtype.element_ty))
@@ -132,6 +149,8 @@ def qkv_gemm(
     page: int,
     tile: GemmTile,
     pdl: bool,
+    bias: torch.Tensor | None = None,
+    rotate: bool = True,
 ) -> None:
     """Launch the kernel.
 
@@ -146,6 +165,8 @@ def qkv_gemm(
         q: `[rows, heads, head_dim]`, written; what idle rows get means nothing. There may be no query heads.
         k, v: `[kv_heads, slots, head_dim]`, the pool of all rows; one slot of each head written for each live row.
         tile: `rows` counts both halves of the pairs, and divides `head_dim`; `splits` must be 1.
+        bias: `[(heads + 2 kv_heads) * head_dim]`, or None where there is none.
+        rotate: q and k; else they are left for `head_norm`.
 
     Raises:
         TypeError, ValueError: what the checks of `launch` refuse, and shapes that do not match.
@@ -156,6 +177,7 @@ def qkv_gemm(
     hidden, outputs = normed.shape[1], (heads + 2 * kv_heads) * head_dim
     check_rows("qkv_gemm", rows, normed=normed, positions=positions)
     check_matrix("qkv_gemm", weight, outputs, hidden)
+    check_bias("qkv_gemm", bias, weight)
     check_operand("qkv_gemm", weight, normed=normed)
     check_tile("qkv_gemm", tile, head_dim)
     check_unsplit("qkv_gemm", tile)
@@ -169,6 +191,7 @@ def qkv_gemm(
     qkv_gemm_kernel[(outputs // tile.rows,)](
         normed,
         weight,
+        weight if bias is None else bias,
         cos,
         sin,
         positions,
@@ -187,6 +210,8 @@ def qkv_gemm(
         BLOCK=tile.columns(weight.dtype),
         STAGES=tile.stages,
         PAGE=page,
+        BIAS=bias is not None,
+        ROTATE=rotate,
         PDL=pdl,
         num_warps=tile.warps,
         launch_pdl=pdl,

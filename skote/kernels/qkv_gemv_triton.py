@@ -1,6 +1,7 @@
 """The head of a decoder layer, for one row: RMSNorm, fused q/k/v projection, RoPE, and the write to the KV cache.
 
-    n = x / sqrt(mean(x^2) + eps) * norm;   q | k | v = W n;   q, k rotated at the row's position;   cache[slot] = k, v
+    n = x / sqrt(mean(x^2) + eps) * norm;   q | k | v = W n + bias;   q, k rotated at the row's position;
+    cache[slot] = k, v
 
 Position p lives in slot table[p // PAGE] * PAGE + p % PAGE of every head. A program takes rows i and i + D/2 of one
 head, the two halves of a rotated pair, so that the rotation needs no other program. The norm's scale is one number and
@@ -16,7 +17,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from skote.kernels.launch import Tile, check_matrix, check_tensors, check_tile, padded
+from skote.kernels.launch import Tile, check_bias, check_matrix, check_tensors, check_tile, padded
 from skote.kernels.rms_norm import rms_norm_reference
 from skote.kernels.rope import apply_rope
 
@@ -35,15 +36,19 @@ def qkv_gemv_reference(
     *,
     eps: float,
     page: int,
+    bias: torch.Tensor | None = None,
+    rotate: bool = True,
 ) -> None:
     """The same in framework ops; arguments as `qkv_gemv`."""
     heads, kv_heads, head_dim = q.shape[0], k.shape[0], q.shape[1]
-    rows = (weight.float() * rms_norm_reference(x, norm, eps)).sum(-1).view(-1, head_dim)
+    rows = (weight.float() * rms_norm_reference(x, norm, eps)).sum(-1)
+    rows = (rows if bias is None else rows + bias.float()).view(-1, head_dim)
     new_q, new_k, new_v = rows.split((heads, kv_heads, kv_heads))
     at = int(position)
     slot = int(table.view(-1)[at // page]) * page + at % page
-    q.copy_(apply_rope(new_q, cos[at], sin[at]))
-    k[:, slot] = apply_rope(new_k, cos[at], sin[at]).to(k.dtype)
+    new_q, new_k = (apply_rope(new, cos[at], sin[at]) if rotate else new for new in (new_q, new_k))
+    q.copy_(new_q)
+    k[:, slot] = new_k.to(k.dtype)
     v[:, slot] = new_v.to(v.dtype)
 
 
@@ -52,6 +57,7 @@ def qkv_gemv_kernel(
     x_ptr,
     norm_ptr,
     weight_ptr,
+    bias_ptr,
     cos_ptr,
     sin_ptr,
     position_ptr,
@@ -68,6 +74,8 @@ def qkv_gemv_kernel(
     HEAD_DIM: tl.constexpr,
     PAIRS: tl.constexpr,  # rotated pairs a program
     PAGE: tl.constexpr,
+    BIAS: tl.constexpr,  # there is one
+    ROTATE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid: ((HEADS + 2 KV_HEADS) * HEAD_DIM / 2 / PAIRS,). See the file's formula.
@@ -87,10 +95,14 @@ def qkv_gemv_kernel(
         weight_ptr + HALF * HIDDEN + offsets, mask=inside[None, :], other=0.0, eviction_policy="evict_first"
     )
     norm = tl.load(norm_ptr + columns, mask=inside, other=0.0)
+    if BIAS:
+        first_bias = tl.load(bias_ptr + head * HEAD_DIM + pairs).to(tl.float32)
+        second_bias = tl.load(bias_ptr + head * HEAD_DIM + HALF + pairs).to(tl.float32)
     position = tl.load(position_ptr)
     rotated = head < HEADS + KV_HEADS
-    cos = tl.load(cos_ptr + position * HEAD_DIM + pairs, mask=(pairs < HALF) & rotated, other=1.0)
-    sin = tl.load(sin_ptr + position * HEAD_DIM + pairs, mask=(pairs < HALF) & rotated, other=0.0)
+    if ROTATE:
+        cos = tl.load(cos_ptr + position * HEAD_DIM + pairs, mask=(pairs < HALF) & rotated, other=1.0)
+        sin = tl.load(sin_ptr + position * HEAD_DIM + pairs, mask=(pairs < HALF) & rotated, other=0.0)
     slot = tl.load(table_ptr + position // PAGE) * PAGE + position % PAGE
     if PDL:
         gdc_wait()
@@ -99,8 +111,13 @@ def qkv_gemv_kernel(
     normed = x * norm.to(tl.float32)
     low = tl.sum(first.to(tl.float32) * normed[None, :], axis=1) * scale
     high = tl.sum(second.to(tl.float32) * normed[None, :], axis=1) * scale
-    rotated_low = low * cos - high * sin
-    rotated_high = high * cos + low * sin
+    if BIAS:
+        low += first_bias
+        high += second_bias
+    rotated_low, rotated_high = low, high
+    if ROTATE:
+        rotated_low = low * cos - high * sin
+        rotated_high = high * cos + low * sin
     if head < HEADS:
         tl.store(q_ptr + head * HEAD_DIM + pairs, rotated_low.to(q_ptr.dtype.element_ty))
         tl.store(q_ptr + head * HEAD_DIM + HALF + pairs, rotated_high.to(q_ptr.dtype.element_ty))
@@ -130,6 +147,8 @@ def qkv_gemv(
     page: int,
     tile: Tile,
     pdl: bool,
+    bias: torch.Tensor | None = None,
+    rotate: bool = True,
 ) -> None:
     """Launch the kernel.
 
@@ -142,6 +161,8 @@ def qkv_gemv(
         q: `[heads, head_dim]`, written.
         k, v: `[kv_heads, slots, head_dim]`, one slot of each head written.
         tile: `rows` counts both halves of the pairs.
+        bias: `[(heads + 2 kv_heads) * head_dim]`, or None where there is none.
+        rotate: q and k; else they are left for `head_norm`.
 
     Raises:
         TypeError, ValueError: what the checks of `launch` refuse, and shapes that do not match.
@@ -152,6 +173,7 @@ def qkv_gemv(
     hidden = x.shape[0]
     rows = (heads + 2 * kv_heads) * head_dim
     check_matrix("qkv_gemv", weight, rows, hidden)
+    check_bias("qkv_gemv", bias, weight)
     check_tile("qkv_gemv", tile, head_dim)
     if k.shape != v.shape or k.shape[2] != head_dim or cos.shape != sin.shape or cos.shape[1] != head_dim:
         raise ValueError(
@@ -162,6 +184,7 @@ def qkv_gemv(
         x,
         norm,
         weight,
+        weight if bias is None else bias,
         cos,
         sin,
         position,
@@ -178,6 +201,8 @@ def qkv_gemv(
         HEAD_DIM=head_dim,
         PAIRS=tile.rows // 2,
         PAGE=page,
+        BIAS=bias is not None,
+        ROTATE=rotate,
         PDL=pdl,
         num_warps=tile.warps,
         launch_pdl=pdl,

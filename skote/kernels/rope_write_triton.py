@@ -1,7 +1,8 @@
 """After a prefill's q/k/v projection: rotate q and k in place, and write k and v to the paged cache.
 
 Token t is position p = start + t. It lives in slot table[p // PAGE] * PAGE + p % PAGE of every head; positions from
-`capacity` on, the padding of a bucket, are rotated and not written. Without query heads k and v alone are there.
+`capacity` on, the padding of a bucket, are rotated and not written. Without query heads k and v alone are there. With
+norms the heads of q and k are normalised before, as `head_norm_triton` does it.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -13,6 +14,7 @@ import triton
 import triton.language as tl
 
 from skote.kernels.launch import check_tensors, padded
+from skote.kernels.rms_norm import rms_norm_reference
 from skote.kernels.rope import apply_rope
 
 
@@ -26,12 +28,18 @@ def rope_write_reference(
     *,
     page: int,
     start: int = 0,
+    norms: tuple[torch.Tensor, torch.Tensor] | None = None,
+    eps: float = 0.0,
 ) -> None:
     """The same in framework ops; arguments as `rope_write`."""
     kept, kv_heads = min(qkv.shape[0], cos.shape[0] - start), k.shape[0]
     places = start + torch.arange(kept, device=qkv.device)
     turned = qkv[:kept, :-kv_heads]
-    turned.copy_(apply_rope(turned, cos[places, None], sin[places, None]))
+    wide = turned.float()
+    if norms is not None:
+        parts = zip((wide[:, :-kv_heads], wide[:, -kv_heads:]), norms, strict=True)
+        wide = torch.cat([rms_norm_reference(heads, norm, eps) for heads, norm in parts], dim=1)
+    turned.copy_(apply_rope(wide, cos[places, None], sin[places, None]))
     slots = table[places // page].long() * page + places % page
     k[:, slots] = qkv[:kept, -2 * kv_heads : -kv_heads].transpose(0, 1)
     v[:, slots] = qkv[:kept, -kv_heads:].transpose(0, 1)
@@ -42,9 +50,12 @@ def rope_write_kernel(
     qkv_ptr,
     cos_ptr,
     sin_ptr,
+    q_norm_ptr,
+    k_norm_ptr,
     table_ptr,
     k_ptr,
     v_ptr,
+    eps,
     start,
     capacity,
     head_stride,  # elements from one head of the cache to the next
@@ -53,6 +64,7 @@ def rope_write_kernel(
     BLOCK: tl.constexpr,  # a power of two, at least HEADS + 2 KV_HEADS
     HEAD_DIM: tl.constexpr,
     PAGE: tl.constexpr,
+    NORM: tl.constexpr,  # q and k are normalised
 ):
     """Grid: (tokens,). One program a token, all its heads; v is rotated by the angle 0."""
     HALF: tl.constexpr = HEAD_DIM // 2
@@ -69,8 +81,19 @@ def rope_write_kernel(
     cos = tl.load(cos_ptr + place * HEAD_DIM + dims)[None, :]
     sin = tl.load(sin_ptr + place * HEAD_DIM + dims)[None, :]
     turned = (heads < HEADS + KV_HEADS)[:, None]
-    new_low = tl.where(turned, low.to(tl.float32) * cos - high.to(tl.float32) * sin, low.to(tl.float32)).to(low.dtype)
-    new_high = tl.where(turned, high.to(tl.float32) * cos + low.to(tl.float32) * sin, high.to(tl.float32)).to(low.dtype)
+    first = low.to(tl.float32)
+    second = high.to(tl.float32)
+    if NORM:
+        queries = (heads < HEADS)[:, None]
+        scale = tl.rsqrt(tl.sum(first * first + second * second, axis=1) / HEAD_DIM + eps)[:, None]
+        low_norm = tl.where(queries, tl.load(q_norm_ptr + dims)[None, :], tl.load(k_norm_ptr + dims)[None, :])
+        high_norm = tl.where(
+            queries, tl.load(q_norm_ptr + HALF + dims)[None, :], tl.load(k_norm_ptr + HALF + dims)[None, :]
+        )
+        first *= scale * low_norm.to(tl.float32)
+        second *= scale * high_norm.to(tl.float32)
+    new_low = tl.where(turned, first * cos - second * sin, low.to(tl.float32)).to(low.dtype)
+    new_high = tl.where(turned, second * cos + first * sin, high.to(tl.float32)).to(low.dtype)
     tl.store(low_ptr, new_low, mask=there & turned)
     tl.store(low_ptr + HALF, new_high, mask=there & turned)
     slot = tl.load(table_ptr + place // PAGE) * PAGE + place % PAGE
@@ -95,6 +118,8 @@ def rope_write(
     *,
     page: int,
     start: int = 0,
+    norms: tuple[torch.Tensor, torch.Tensor] | None = None,
+    eps: float = 0.0,
 ) -> None:
     """Launch the kernel.
 
@@ -104,6 +129,7 @@ def rope_write(
         start: position of the first token, below `capacity`.
         table: int32, physical page of each logical one.
         k, v: `[kv_heads, slots, head_dim]`, written.
+        norms: of the heads of q and of k, `[head_dim]` each, with `eps`; None where they have none.
 
     Raises:
         TypeError, ValueError: what `check_tensors` refuses, and shapes that do not match.
@@ -118,13 +144,21 @@ def rope_write(
         raise ValueError(f"rope_write: start {start} lies beyond the {capacity} positions.")
     if capacity > slots or table.numel() * page < capacity or padded(head_dim) != head_dim:
         raise ValueError(f"rope_write: {capacity} positions do not fit {slots} slots in {table.numel()} pages.")
+    q_norm, k_norm = norms or (qkv, qkv)
+    if norms is not None:
+        check_tensors("rope_write", qkv=qkv, q_norm=q_norm, k_norm=k_norm)
+        if q_norm.shape != (head_dim,) or k_norm.shape != (head_dim,):
+            raise ValueError(f"rope_write: norms {tuple(q_norm.shape)} and {tuple(k_norm.shape)}, {head_dim} elements.")
     rope_write_kernel[(tokens,)](
         qkv,
         cos,
         sin,
+        q_norm,
+        k_norm,
         table,
         k,
         v,
+        eps,
         start,
         capacity,
         slots * head_dim,
@@ -133,5 +167,6 @@ def rope_write(
         BLOCK=padded(all_heads),
         HEAD_DIM=head_dim,
         PAGE=page,
+        NORM=norms is not None,
         num_warps=4,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -16,6 +17,9 @@ import platformdirs
 
 from skote.model.gguf import convert_gguf
 from skote.types import CheckpointError, RecordError
+
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+_BESIDE_WEIGHTS = ["*.json", "*.jinja", "*.model", "*.txt"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,33 @@ def _keep_first(partial: Path, target: Path) -> None:
     except OSError:
         if not target.is_dir():
             raise
+
+
+def model_directory(name: str) -> Path:
+    """The directory `name`; where there is none, and it reads OWNER/NAME, the model of that name from the hub.
+
+    Of a model that the hub has as safetensors no other weights are fetched. What was fetched stays in the hub's cache.
+
+    Raises:
+        CheckpointError: there is neither.
+    """
+    path = Path(name)
+    if path.exists() or not _HUB_ID.fullmatch(name):
+        return path
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        found = Path(snapshot_download(name, allow_patterns=[*_BESIDE_WEIGHTS, "*.safetensors"]))
+        if not any(found.glob("*.safetensors")):
+            found = Path(snapshot_download(name, allow_patterns=[*_BESIDE_WEIGHTS, "*.bin"]))
+    except (OSError, LocalEntryNotFoundError, HfHubHTTPError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise CheckpointError(
+            f"There is no directory {name}, and the hub gave no model of that name ({reason}): check the name, or the "
+            "network."
+        ) from error
+    return found
 
 
 def hub_snapshot(hub_id: str, package: str) -> Path:

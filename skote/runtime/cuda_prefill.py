@@ -26,8 +26,9 @@ from skote.kernels.launch import ROW_TILES
 from skote.kernels.rope_write_triton import rope_write
 from skote.kernels.tiles import batch_tiles
 from skote.model.decoder import Decoder
+from skote.model.weights import LayerWeights
 from skote.runtime.cuda_graph import CudaStep
-from skote.runtime.gemm_chain import GemmChain
+from skote.runtime.gemm_chain import GemmChain, head_norms, projection
 from skote.runtime.paged_cache import PagedCache, Pool
 from skote.runtime.prompt_ops import causal_attention, feed_forward, feed_forward_rows
 from skote.runtime.token_choice import Choice, Launched
@@ -120,13 +121,12 @@ class CudaPrefill:
         x, rope = weights.embed[ids].float(), (state.cos, state.sin)
         *earlier, last = zip(weights.layers, self._cache.layers, strict=True)
         for layer, pool in earlier:
-            before = chain.qkv(x, layer.attn_norm, layer.qkv, rope, positions, state.table, pool)
+            before = chain.qkv(x, layer, rope, positions, state.table, pool)
             keys, values = (each[None, :, : len(ids)] for each in pool)
-            attended = causal_attention(chain.q[None], keys, values, planned=True)
+            attended = causal_attention(chain.q[None], keys, values, planned=True, scale=spec.attention_scale)
             launched.update((op, "triton") for op in (*before, *chain.mlp(x, attended, layer)))
         layer, pool = last
-        weight = layer.qkv[spec.heads * spec.head_dim :]  # of keys and values
-        before = chain.qkv(x, layer.attn_norm, weight, rope, positions, state.table, pool)
+        before = chain.qkv(x, layer, rope, positions, state.table, pool, queries=False)
         launched.update((op, "triton") for op in before)
         return launched + self._end(x)
 
@@ -140,10 +140,11 @@ class CudaPrefill:
         *earlier, final = zip(weights.layers, self._cache.layers, strict=True)
         for layer, pool in earlier:
             add_rms_norm(x, delta, layer.attn_norm, normed, eps=spec.norm_eps, pdl=False)
-            qkv = self._projected(normed, layer.qkv, pool)
+            qkv = self._projected(normed, layer, 0, pool)
             q, k, v = torch.split(qkv, [spec.heads, spec.kv_heads, spec.kv_heads], dim=1)
             keys, values = k.transpose(0, 1)[None], v.transpose(0, 1)[None]
-            attended = causal_attention(q[None], keys, values, planned=len(ids) in self._planned)
+            planned = len(ids) in self._planned
+            attended = causal_attention(q[None], keys, values, planned=planned, scale=spec.attention_scale)
             del qkv, q, k, v, keys, values
             add_rms_norm(x, F.linear(attended, layer.o), layer.mlp_norm, normed, eps=spec.norm_eps, pdl=False)
             del attended
@@ -151,7 +152,7 @@ class CudaPrefill:
             launched.update((op, "triton") for op in ("add_rms_norm", "rope_write", "add_rms_norm", "silu_mul"))
         layer, pool = final
         add_rms_norm(x, delta, layer.attn_norm, normed, eps=spec.norm_eps, pdl=False)
-        self._projected(normed, layer.qkv[spec.heads * spec.head_dim :], pool)
+        self._projected(normed, layer, spec.heads * spec.head_dim, pool)
         launched.update((op, "triton") for op in ("add_rms_norm", "rope_write"))
         return launched + self._end(x)
 
@@ -162,9 +163,10 @@ class CudaPrefill:
         newest = min(len(x), self._cache.capacity) - 1
         return self._step.end(self._decoder.spec.layers - 1, self._step.covering(newest))
 
-    def _projected(self, normed: torch.Tensor, weight: torch.Tensor, pool: Pool) -> torch.Tensor:
-        """The heads that `weight` projects to, `[tokens, heads, head_dim]`, rotated; keys and values are cached."""
+    def _projected(self, normed: torch.Tensor, layer: LayerWeights, first: int, pool: Pool) -> torch.Tensor:
+        """Heads of `layer` from row `first` on, `[tokens, heads, head_dim]`, rotated; keys and values are cached."""
         state = self._step.state
-        heads = F.linear(normed, weight).view(len(normed), -1, self._decoder.spec.head_dim)
-        rope_write(heads, state.cos, state.sin, state.table, *pool, page=self._cache.page)
+        heads = F.linear(normed, *projection(layer, first)).view(len(normed), -1, self._decoder.spec.head_dim)
+        norms, eps = head_norms(layer), self._decoder.spec.norm_eps
+        rope_write(heads, state.cos, state.sin, state.table, *pool, page=self._cache.page, norms=norms, eps=eps)
         return heads

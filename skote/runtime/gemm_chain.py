@@ -6,6 +6,7 @@ import torch
 
 from skote.kernels.add_rms_norm_triton import add_rms_norm
 from skote.kernels.gate_up_gemm_triton import gate_up_gemm
+from skote.kernels.head_norm_triton import head_norm
 from skote.kernels.qkv_gemm_triton import qkv_gemm
 from skote.kernels.split_gemm_triton import split_gemm
 from skote.kernels.tiles import BatchTiles
@@ -46,16 +47,18 @@ class GemmChain:
     def qkv(
         self,
         x: torch.Tensor,
-        norm: torch.Tensor,
-        weight: torch.Tensor,
+        weights: LayerWeights,
         rope: tuple[torch.Tensor, torch.Tensor],
         positions: torch.Tensor,
         table: torch.Tensor,
         pool: Pool,
+        *,
+        queries: bool = True,
     ) -> tuple[str, ...]:
-        """`q`, rotated, and keys and values in the cache. `weight` may lack the query heads: then `q` is left alone."""
-        heads = len(weight) // self.q.shape[2] - 2 * len(pool[0])
-        normed = self.norm(x, norm)
+        """`q`, rotated, and keys and values in the cache; without `queries` these alone, and `q` is left as it is."""
+        heads = self.q.shape[1] if queries else 0
+        weight, bias = projection(weights, 0 if queries else self.q[0].numel())
+        normed = self.norm(x, weights.attn_norm)
         qkv_gemm(
             self.normed,
             weight,
@@ -67,8 +70,15 @@ class GemmChain:
             page=self._page,
             tile=self._tiles.qkv,
             pdl=self._pdl,
+            bias=bias,
+            rotate=weights.q_norm is None,
         )
-        return (*normed, "qkv_gemm")
+        norms = head_norms(weights)
+        if norms is None:
+            return (*normed, "qkv_gemm")
+        place = *rope, positions, table
+        head_norm(self.q[:, :heads], pool[0], *norms, *place, eps=self._eps, page=self._page, pdl=self._pdl)
+        return (*normed, "qkv_gemm", "head_norm")
 
     def mlp(self, x: torch.Tensor, attended: torch.Tensor, weights: LayerWeights) -> tuple[str, ...]:
         """Add the projection of `attended` [rows, heads * head_dim] to `x`; owe it the feed-forward's."""
@@ -80,3 +90,16 @@ class GemmChain:
         split_gemm(self._h, weights.down, self._down, tile=tiles.down, pdl=self._pdl)
         self._owed = self._down
         return ("split_gemm", *normed, "gate_up_gemm", "split_gemm")
+
+
+def head_norms(weights: LayerWeights) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The norms of a layer's q and k heads, where it has them."""
+    if weights.q_norm is None or weights.k_norm is None:
+        return None
+    return weights.q_norm, weights.k_norm
+
+
+def projection(weights: LayerWeights, first: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Matrix and bias of a layer's q, k and v from row `first` on."""
+    bias = weights.qkv_bias
+    return weights.qkv[first:], None if bias is None else bias[first:]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from skote.flags import applied, flags_for
 from skote.model.facts import load_facts
+from skote.model.source import model_directory
 from skote.runtime.cli import (
     NO_TEMPLATE,
     Parser,
@@ -52,6 +53,8 @@ class TextStream:
 def generate(local_dir: str, prompt: str, *, max_new_tokens: int, greedy: bool = True) -> str:
     """The continuation of `prompt` by the model in `local_dir`, on this machine's first device, in fp32.
 
+    Where there is no such directory, and the name reads OWNER/NAME, it is the hub's model of that name.
+
     Loads the model anew at each call; `Router` keeps one. Not greedy is temperature 1.
 
     Raises:
@@ -59,6 +62,7 @@ def generate(local_dir: str, prompt: str, *, max_new_tokens: int, greedy: bool =
         RequestError: an empty prompt, or `max_new_tokens` below 1.
         CapacityError: the request does not fit the model's context.
     """
+    local_dir = str(model_directory(local_dir))
     codec = load_tokenizer(local_dir)
     request = Request("generate", codec.encode(prompt), max_new_tokens, Sampling(0.0 if greedy else 1.0))
     device = resolve_devices(1)
@@ -85,8 +89,9 @@ def _stream(argv: Sequence[str] | None) -> int:
     if len(devices) > 1:
         raise UsageError(f"--device {options.device} names {len(devices)} devices; {_PROG} takes one.")
     dtype = options.dtype or "fp32"
-    load_facts(Path(options.directory))  # a directory that holds no model is to blame before its tokenizer
-    codec = load_tokenizer(options.directory)
+    directory = str(model_directory(options.directory))
+    load_facts(Path(directory))  # a directory that holds no model is to blame before its tokenizer
+    codec = load_tokenizer(directory)
     if options.chat and not codec.has_chat_template:
         complain(_PROG, NO_TEMPLATE)
     encode = codec.encode_chat if options.chat else codec.encode
@@ -95,7 +100,7 @@ def _stream(argv: Sequence[str] | None) -> int:
         for index, prompt in enumerate(prompts)
     ]
     with applied(flags_for(dtype, threads_per_replica(devices))):
-        engine = SkotergyEngine(local_dir=options.directory, device=devices[0], dtype=dtype, pad_id=codec.pad_id)
+        engine = SkotergyEngine(local_dir=directory, device=devices[0], dtype=dtype, pad_id=codec.pad_id)
         for number, request in enumerate(requests, 1):
             if len(requests) > 1:
                 sys.stderr.write(f"--- {number}/{len(requests)}\n")

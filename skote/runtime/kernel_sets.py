@@ -19,12 +19,13 @@ from skote.kernels.flash_decode_triton import Attention, flash_decode
 from skote.kernels.gate_up_gemv_triton import gate_up_gemv
 from skote.kernels.head_gemm_triton import head_gemm
 from skote.kernels.head_gemv_triton import head_gemv
+from skote.kernels.head_norm_triton import head_norm
 from skote.kernels.qkv_gemv_triton import qkv_gemv
 from skote.kernels.residual_gemv_triton import residual_gemv
 from skote.kernels.tiles import StepTiles, batch_tiles, step_tiles
 from skote.model.spec import DecoderSpec
 from skote.model.weights import DecoderWeights, LayerWeights
-from skote.runtime.gemm_chain import GemmChain
+from skote.runtime.gemm_chain import GemmChain, head_norms
 from skote.runtime.paged_cache import Pool
 from skote.runtime.step_state import StepState
 
@@ -45,7 +46,7 @@ class StepAttention:
     def __init__(self, spec: DecoderSpec, weights: DecoderWeights, rows: int, capacity: int, cut: Attention) -> None:
         dtype, device = weights.norm.dtype, weights.norm.device
         splits = max(triton.cdiv(covered, cut.split(covered)) for covered in coverage(capacity))
-        self._cut = cut
+        self._cut, self._scale = cut, spec.attention_scale
         self._out = torch.zeros(rows, spec.heads, spec.head_dim, dtype=dtype, device=device)
         self._sums = torch.zeros(rows, splits, spec.heads, spec.head_dim, device=device)
         self._stats = torch.zeros(rows, splits, 2, spec.heads, device=device)
@@ -66,6 +67,7 @@ class StepAttention:
             positions=positions,
             cut=self._cut,
             pdl=pdl,
+            scale=self._scale,
         )
         return self._out
 
@@ -117,12 +119,19 @@ class SingleRow:
             page=self.attention.page,
             tile=tiles.qkv,
             pdl=self._pdl,
+            bias=weights.qkv_bias,
+            rotate=weights.q_norm is None,
         )
+        normed: tuple[str, ...] = ()
+        if (norms := head_norms(weights)) is not None:
+            place = state.cos, state.sin, state.position, state.table
+            head_norm(self._q, pool[0], *norms, *place, eps=self._eps, page=self.attention.page, pdl=self._pdl)
+            normed = ("head_norm",)
         attended = self._attend(self._q, state, pool, positions, self._pdl)
         residual_gemv(x, attended[0], weights.o, tile=tiles.o, pdl=self._pdl)
         gate_up_gemv(x, weights.mlp_norm, weights.gate_up, self._h, eps=self._eps, tile=tiles.gate_up, pdl=self._pdl)
         residual_gemv(x, self._h, weights.down, tile=tiles.down, pdl=self._pdl)
-        return "qkv_gemv", "flash_decode", "residual_gemv", "gate_up_gemv", "residual_gemv"
+        return "qkv_gemv", *normed, "flash_decode", "residual_gemv", "gate_up_gemv", "residual_gemv"
 
     def head(self, state: StepState, weights: DecoderWeights) -> tuple[str, ...]:
         """Final norm and logits."""
@@ -166,7 +175,7 @@ class MultiRow:
     ) -> tuple[str, ...]:
         """One layer on the rows of `tile`, of which `live` has the first: beyond them all are idle."""
         rope = tile.cos, tile.sin
-        before = self._chain.qkv(tile.x, weights.attn_norm, weights.qkv, rope, tile.position, tile.table, pool)
+        before = self._chain.qkv(tile.x, weights, rope, tile.position, tile.table, pool)
         attended = self._attend(self._chain.q, live, pool, positions, self._pdl)[: self.rows]
         return (*before, "flash_decode", *self._chain.mlp(tile.x, attended.flatten(1), weights))
 

@@ -20,7 +20,9 @@ import torch.nn.functional as F
 from skote.kernels.add_rms_norm_triton import add_rms_norm
 from skote.kernels.rope_write_triton import rope_write
 from skote.model.decoder import Decoder
+from skote.model.weights import LayerWeights
 from skote.runtime.batch_step import BatchStep
+from skote.runtime.gemm_chain import head_norms, projection
 from skote.runtime.paged_cache import PagedCache, Pool
 from skote.runtime.prompt_ops import causal_attention, feed_forward, feed_forward_rows
 from skote.runtime.scheduler import Piece, Seat, sizes_for
@@ -127,14 +129,14 @@ class PackedPrefill:
         *earlier, final = zip(weights.layers, self._cache.layers, strict=True)
         for layer, pool in earlier:
             add_rms_norm(x, delta, layer.attn_norm, normed, eps=spec.norm_eps, pdl=False)
-            qkv = self._projected(normed, layer.qkv, rope, pool)
+            qkv = self._projected(normed, layer, 0, rope, pool)
             attended = self._attended(qkv, pool, going_on)
             add_rms_norm(x, F.linear(attended, layer.o), layer.mlp_norm, normed, eps=spec.norm_eps, pdl=False)
             delta = feed_forward(normed, layer, self._most)
             launched.update((op, "triton") for op in ("add_rms_norm", "rope_write", "add_rms_norm", "silu_mul"))
         layer, pool = final
         add_rms_norm(x, delta, layer.attn_norm, normed, eps=spec.norm_eps, pdl=False)
-        self._projected(normed, layer.qkv[spec.heads * spec.head_dim :], rope, pool)
+        self._projected(normed, layer, spec.heads * spec.head_dim, rope, pool)
         launched.update((op, "triton") for op in ("add_rms_norm", "rope_write"))
         return launched
 
@@ -144,14 +146,20 @@ class PackedPrefill:
         return self.ends.run_layers(self._size, self._cache.capacity, self._decoder.spec.layers - 1)
 
     def _projected(
-        self, normed: torch.Tensor, weight: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], pool: Pool
+        self,
+        normed: torch.Tensor,
+        layer: LayerWeights,
+        first: int,
+        rope: tuple[torch.Tensor, torch.Tensor],
+        pool: Pool,
     ) -> torch.Tensor:
-        """The heads that `weight` projects to, `[tokens, heads, head_dim]`, rotated; keys and values are cached.
+        """The heads of `layer` from row `first` on, `[tokens, heads, head_dim]`, rotated; keys and values are cached.
 
         To the kernel the pack is one prompt, in the pack's pages, whose positions have the angles of their own prompts.
         """
-        heads = F.linear(normed, weight).view(len(normed), -1, self._decoder.spec.head_dim)
-        rope_write(heads, *rope, self._pages, *pool, page=self._cache.page)
+        heads = F.linear(normed, *projection(layer, first)).view(len(normed), -1, self._decoder.spec.head_dim)
+        norms, eps = head_norms(layer), self._decoder.spec.norm_eps
+        rope_write(heads, *rope, self._pages, *pool, page=self._cache.page, norms=norms, eps=eps)
         return heads
 
     def _attended(self, qkv: torch.Tensor, pool: Pool, going_on: Sequence[tuple[int, torch.Tensor]]) -> torch.Tensor:
@@ -159,10 +167,11 @@ class PackedPrefill:
         spec, page = self._decoder.spec, self._cache.page
         by_piece = qkv.view(self._pieces, page, -1, spec.head_dim)
         q, k, v = torch.split(by_piece, [spec.heads, spec.kv_heads, spec.kv_heads], dim=2)
-        attended = causal_attention(q, k.transpose(1, 2), v.transpose(1, 2), planned=True)
+        scale = spec.attention_scale
+        attended = causal_attention(q, k.transpose(1, 2), v.transpose(1, 2), planned=True, scale=scale)
         for index, pages in going_on:
             keys, values = (self._cache.gathered(each, pages)[None] for each in pool)
-            piece = causal_attention(q[index : index + 1], keys, values, planned=False)
+            piece = causal_attention(q[index : index + 1], keys, values, planned=False, scale=scale)
             attended[index * page : (index + 1) * page] = piece
         return attended
 

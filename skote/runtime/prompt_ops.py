@@ -19,11 +19,14 @@ _MLP_SHARE = 0.02  # of the weights' bytes, for the results of the widest produc
 _MLP_ROWS = 512  # at least: fewer would not keep the device busy
 
 
-def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, planned: bool) -> torch.Tensor:
+def causal_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, planned: bool, scale: float | None = None
+) -> torch.Tensor:
     """Causal attention of queries `[pieces, tokens, heads, head_dim]` that are the last of their piece's keys and
     values `[pieces, kv_heads, keys, head_dim]`: `[pieces * tokens, heads * head_dim]`.
 
-    `planned`: these lengths are among those that cuDNN, which makes a plan for each, has met.
+    `planned`: these lengths are among those that cuDNN, which makes a plan for each, has met. `scale` is that of the
+    scores, by default 1 / sqrt(head_dim).
     """
     tokens, keys, shared = q.shape[1], k.shape[2], q.shape[2] // k.shape[1]
     if q.dtype == torch.float32 and shared > 1:
@@ -37,6 +40,7 @@ def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, plann
             attn_mask=causal_lower_right(tokens, keys) if keys > tokens else None,
             is_causal=keys == tokens,
             enable_gqa=shared > 1,
+            scale=scale,
         )
     return out.transpose(1, 2).reshape(len(q) * tokens, -1)
 

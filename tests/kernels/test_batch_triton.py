@@ -9,6 +9,7 @@ import triton
 
 from skote.kernels.gate_up_gemm_triton import gate_up_gemm_kernel, gate_up_gemm_reference
 from skote.kernels.head_gemm_triton import head_gemm_kernel, head_gemm_reference
+from skote.kernels.head_norm_triton import head_norm_kernel, head_norm_reference
 from skote.kernels.qkv_gemm_triton import qkv_gemm_kernel, qkv_gemm_reference
 from skote.kernels.rope import inverse_frequencies, rope_table
 from skote.kernels.split_gemm_triton import split_gemm_kernel, split_gemm_reference
@@ -44,22 +45,23 @@ def seeded():
     torch.manual_seed(7)
 
 
-def qkv(normed, weight, positions, table, *, kv_heads, head_dim, kernel=True):
+def qkv(normed, weight, positions, table, *, kv_heads, head_dim, kernel=True, bias=None, rotate=True):
     """q, k, v of a pool of 64 pages."""
     rows, hidden = normed.shape
     heads = weight.shape[0] // head_dim - 2 * kv_heads
     cos, sin = rope_table(4 * PAGE, inverse_frequencies(head_dim, 10000.0).to(DEVICE))
     q = unset(rows, heads, head_dim, dtype=weight.dtype)
     k, v = (unset(kv_heads, 64 * PAGE, head_dim, dtype=weight.dtype) for _ in range(2))
-    inputs = (normed, weight, cos, sin, positions, table, q, k, v)
+    inputs = (cos, sin, positions, table, q, k, v)
     if kernel:
         pairs = min(head_dim // 2, 16)
         qkv_gemm_kernel[(weight.shape[0] // 2 // pairs,)](
-            *inputs, 64 * PAGE * head_dim, 4 if len(table) == rows else 0, HIDDEN=hidden, ROWS=rows, HEADS=heads,
-            KV_HEADS=kv_heads, HEAD_DIM=head_dim, PAIRS=pairs, PAGE=PAGE, **CUT,
+            normed, weight, weight if bias is None else bias, *inputs, 64 * PAGE * head_dim,
+            4 if len(table) == rows else 0, HIDDEN=hidden, ROWS=rows, HEADS=heads, KV_HEADS=kv_heads,
+            HEAD_DIM=head_dim, PAIRS=pairs, PAGE=PAGE, BIAS=bias is not None, ROTATE=rotate, **CUT,
         )  # fmt: skip
     else:
-        qkv_gemm_reference(*inputs, page=PAGE)
+        qkv_gemm_reference(normed, weight, *inputs, page=PAGE, bias=bias, rotate=rotate)
     return q, k, v
 
 
@@ -113,6 +115,49 @@ def test_qkv_writes_each_rows_rotated_heads_to_its_slot_and_nothing_of_idle_rows
         assert int(written.sum()) == 12 * kv_heads * head_dim
         assert torch.equal(cache.isfinite(), written)  # no other slot was touched
         assert_near(cache[written], wanted[written], dtype)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("heads", [3, 0])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_heads_are_normalised_and_rotated_where_they_lie(dtype, heads, shared):
+    """What the projection left without rotating it; idle rows leave the cache alone."""
+    kv_heads, head_dim = 2, 16
+    normed, weight = draw(ROWS, 96, dtype=dtype), draw((heads + 2 * kv_heads) * head_dim, 96, dtype=dtype)
+    positions = torch.tensor([0, 31, 32, -1, 127, 70, 5, 64] * 2, dtype=torch.int32, device=DEVICE)
+    table = random_tables()
+    if shared:
+        positions, table = torch.arange(ROWS, dtype=torch.int32, device=DEVICE), table[:1]
+    norms = draw(head_dim, dtype=dtype), draw(head_dim, dtype=dtype)
+    tables = rope_table(4 * PAGE, inverse_frequencies(head_dim, 10000.0).to(DEVICE))
+    q, k, _ = qkv(normed, weight, positions, table, kv_heads=kv_heads, head_dim=head_dim, rotate=False)
+    expected_q, expected_k = q.clone(), k.clone()
+    head_norm_kernel[(heads + kv_heads, ROWS)](
+        q, k, *norms, *tables, positions, table, 1e-5, k.shape[1] * head_dim, 0 if shared else 4,
+        HEADS=heads, HEAD_DIM=head_dim, PAGE=PAGE, PDL=False,
+    )  # fmt: skip
+    head_norm_reference(expected_q, expected_k, *norms, *tables, positions, table, eps=1e-5, page=PAGE)
+    live = positions >= 0
+    if heads:
+        assert_near(q[live], expected_q[live], dtype)
+    written = expected_k.isfinite()
+    assert torch.equal(k.isfinite(), written)
+    assert_near(k[written], expected_k[written], dtype)
+
+
+@pytest.mark.parametrize("heads", [3, 0])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_bias_is_added_before_the_rotation(dtype, heads):
+    kv_heads, head_dim = 2, 16
+    normed, weight = draw(ROWS, 96, dtype=dtype), draw((heads + 2 * kv_heads) * head_dim, 96, dtype=dtype)
+    positions, table = torch.arange(40, 40 + ROWS, dtype=torch.int32, device=DEVICE), random_tables()
+    options = {"kv_heads": kv_heads, "head_dim": head_dim, "bias": draw(len(weight), dtype=dtype) * 20}
+    q, k, v = qkv(normed, weight, positions, table, **options)
+    expected = qkv(normed, weight, positions, table, kernel=False, **options)
+    if heads:
+        assert_near(q, expected[0], dtype)
+    for cache, wanted in ((k, expected[1]), (v, expected[2])):
+        assert_near(cache[wanted.isfinite()], wanted[wanted.isfinite()], dtype)
 
 
 @pytest.mark.parametrize("heads", [3, 0])

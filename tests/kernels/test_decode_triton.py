@@ -49,25 +49,28 @@ def integers(*values):
     return torch.tensor(values, dtype=torch.int32, device=DEVICE)
 
 
+@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("position", [0, 31, 32, 70])
-def test_qkv_writes_rotated_heads_to_the_slot_of_the_position(dtype, position):
+def test_qkv_writes_rotated_heads_to_the_slot_of_the_position(dtype, position, biased):
     heads, kv_heads, head_dim, hidden = 3, 1, 16, 24
     cos, sin = rope_table(128, inverse_frequencies(head_dim, 10000.0).to(DEVICE))
     x, norm = draw(hidden), draw(hidden, dtype=dtype)
     weight = draw((heads + 2 * kv_heads) * head_dim, hidden, dtype=dtype)
+    bias = draw(len(weight), dtype=dtype) * 3 if biased else None
     table = integers(2, 0, 3, 1)
     results = []
     for run in ("kernel", "reference"):
         q = torch.full((heads, head_dim), torch.nan, dtype=dtype, device=DEVICE)
         k, v = (torch.full((kv_heads, 128, head_dim), torch.nan, dtype=dtype, device=DEVICE) for _ in range(2))
-        inputs = (x, norm, weight, cos, sin, integers(position), table, q, k, v)
+        inputs = (cos, sin, integers(position), table, q, k, v)
         if run == "reference":
-            qkv_gemv_reference(*inputs, eps=EPS, page=PAGE)
+            qkv_gemv_reference(x, norm, weight, *inputs, eps=EPS, page=PAGE, bias=bias)
         else:
             qkv_gemv_kernel[(weight.shape[0] // 4,)](
-                *inputs, EPS, 128 * head_dim, HIDDEN=hidden, BLOCK=32, HEADS=heads, KV_HEADS=kv_heads,
-                HEAD_DIM=head_dim, PAIRS=2, PAGE=PAGE, PDL=False,
+                x, norm, weight, weight if bias is None else bias, *inputs, EPS, 128 * head_dim, HIDDEN=hidden,
+                BLOCK=32, HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim, PAIRS=2, PAGE=PAGE, BIAS=biased,
+                ROTATE=True, PDL=False,
             )  # fmt: skip
         results.append((q, k, v))
     slot = int(table[position // PAGE]) * PAGE + position % PAGE

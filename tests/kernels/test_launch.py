@@ -7,11 +7,13 @@ pytest.importorskip("triton")
 
 from skote.kernels.flash_decode_triton import Attention, flash_decode, fold_shape
 from skote.kernels.gate_up_gemv_triton import gate_up_gemv
+from skote.kernels.head_norm_triton import head_norm
 from skote.kernels.launch import (
     MAX_ROWS,
     ROW_TILES,
     GemmTile,
     Tile,
+    check_bias,
     check_matrix,
     check_operand,
     check_rows,
@@ -36,6 +38,10 @@ def test_cpu_tensors_are_refused_by_name() -> None:
         gate_up_gemv(*(torch.zeros(4) for _ in range(4)), eps=1e-5, tile=Tile(2, 1), pdl=False)
     with pytest.raises(TypeError, match="split_gemm: h is on cpu"):
         split_gemm(*(torch.zeros(16, 16) for _ in range(3)), tile=GemmTile(16, 64, 2, 1), pdl=False)
+    with pytest.raises(TypeError, match="head_norm: k is on cpu"):
+        head_norm(*(torch.zeros(1, 1, 4) for _ in range(8)), eps=1e-5, page=4, pdl=False)
+    with pytest.raises(TypeError, match="op: weight is on cpu"):
+        check_bias("op", torch.zeros(4), torch.zeros(4, 8))
     with pytest.raises(TypeError, match="silu_mul_triton: gate_up is on cpu"):
         silu_mul_triton(torch.zeros(1, 4))
     with pytest.raises(TypeError, match="flash_decode: q is on cpu"):

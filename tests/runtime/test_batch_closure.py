@@ -21,6 +21,7 @@ from skote.kernels.flash_decode_triton import flash_decode_reference
 from skote.kernels.gate_up_gemm_triton import gate_up_gemm_reference
 from skote.kernels.gumbel_best_triton import gumbel_best_reference
 from skote.kernels.head_gemm_triton import head_gemm_reference
+from skote.kernels.head_norm_triton import head_norm_reference
 from skote.kernels.qkv_gemm_triton import qkv_gemm_reference
 from skote.kernels.rope_write_triton import rope_write_reference
 from skote.kernels.silu_mul import silu_mul
@@ -32,6 +33,7 @@ from skote.runtime import batch_closure, batch_step, gemm_chain, kernel_sets, pa
 from skote.runtime.batch_closure import BatchClosure
 from skote.runtime.plain_closure import PlainClosure
 from skote.runtime.serving import ListDesk
+from skote.runtime.tier_choice import KERNEL_SWITCHES
 from skote.types import Emit, EngineError, Request, Sampling
 
 SPEC = DecoderSpec(97, 32, 48, 2, 4, 2, 16, 1e-5, 1024, RopeSpec(10000.0), False, ())
@@ -63,8 +65,10 @@ class Immediate:
         return SimpleNamespace(replay=run, launched=run())
 
 
-def flash_decode(q: Any, k: Any, v: Any, position: Any, table: Any, out: Any, *_: Any, cut: Any, **__: Any) -> None:
-    out.copy_(flash_decode_reference(q, k, v, position, table, page=cut.page))
+def flash_decode(
+    q: Any, k: Any, v: Any, position: Any, table: Any, out: Any, *_: Any, cut: Any, scale: Any, **__: Any
+) -> None:
+    out.copy_(flash_decode_reference(q, k, v, position, table, page=cut.page, scale=scale))
 
 
 def head_gemm(normed: Any, weight: Any, logits: Any, best: Any, first: Any, *, tile: Any, pdl: bool) -> None:
@@ -104,6 +108,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         gemm_chain: {
             "add_rms_norm": norm,
             "qkv_gemm": without(qkv_gemm_reference, "pdl", "tile"),
+            "head_norm": without(head_norm_reference, "pdl"),
             "split_gemm": split_gemm,
             "gate_up_gemm": without(gate_up_gemm_reference, "pdl", "tile"),
         },
@@ -143,10 +148,10 @@ def weights() -> DecoderWeights:
                               matrix(SPEC.vocab, SPEC.hidden))  # fmt: skip
 
 
-def build(weights: DecoderWeights, max_batch: int, **options: Any) -> BatchClosure:
+def build(weights: DecoderWeights, max_batch: int, spec: DecoderSpec = SPEC, **options: Any) -> BatchClosure:
     options = {"capacity": CAPACITY, "prefill_chunk": 512} | options
     with torch.no_grad():
-        return BatchClosure(Decoder(SPEC, weights, options["capacity"]), max_batch=max_batch, **options)
+        return BatchClosure(Decoder(spec, weights, options["capacity"]), max_batch=max_batch, **options)
 
 
 def prompt(length: int) -> tuple[int, ...]:
@@ -174,6 +179,36 @@ def test_tokens_equal_those_of_the_plain_closure(weights: DecoderWeights) -> Non
         closure = build(weights, rows)
         assert generated(closure, GREEDY) == expected
         assert generated(closure, GREEDY[::-1]) == expected[::-1]
+
+
+SWITCHES: dict[str, dict[str, Any]] = {
+    "qkv_bias": {"qkv_bias": True},
+    "attention_scale": {"attention_scale": 0.6},
+    "qk_norm": {"qk_norm": "head"},
+}
+
+
+def test_every_switch_that_the_kernels_know_is_tried() -> None:
+    assert set(SWITCHES) == KERNEL_SWITCHES
+
+
+@pytest.mark.parametrize(
+    "switches", [*SWITCHES.values(), {k: v for each in SWITCHES.values() for k, v in each.items()}]
+)
+def test_switches_reach_packs_and_steps(weights: DecoderWeights, switches: dict[str, Any]) -> None:
+    spec = replace(SPEC, **switches)
+    generator = torch.Generator().manual_seed(3)
+    drawn = {
+        part: torch.randn(shape, generator=generator)
+        for part, shape in spec.layer_shapes().items()
+        if part not in SPEC.layer_shapes()
+    }
+    switched = replace(weights, layers=tuple(layer._replace(**drawn) for layer in weights.layers))
+    plain = PlainClosure(Decoder(spec, switched, CAPACITY), capacity=CAPACITY, compiled=False)
+    expected = [generated(plain, [request])[0] for request in GREEDY]
+
+    assert generated(build(switched, 5, spec), GREEDY) == expected
+    assert generated(build(weights, 5), GREEDY) != expected
 
 
 def test_small_packs_and_chunks_change_no_token(weights: DecoderWeights) -> None:

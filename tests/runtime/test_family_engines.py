@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from skote.model.adapters import load_spec
 from skote.runtime.engine import SkotergyEngine
+from skote.runtime.tier_choice import tier_1_refusal
 from skote.types import Request
 from tests.model.tiny_families import MODELS, VOCAB, make_model
 
@@ -22,8 +24,8 @@ POSITIONS = 100  # phi4 mini rotates otherwise beyond 120
 
 
 def build(directory: Path, **options: Any) -> SkotergyEngine:
-    options = {"compile": False, "max_model_len": POSITIONS} | options
-    return SkotergyEngine(local_dir=str(directory), device="cpu", dtype="fp32", **options)
+    options = {"device": "cpu", "dtype": "fp32", "compile": False, "max_model_len": POSITIONS} | options
+    return SkotergyEngine(local_dir=str(directory), **options)
 
 
 ONE_A_FAMILY = {model_type: name for name, (model_type, _) in MODELS.items()}
@@ -83,3 +85,30 @@ def test_both_arms_hold_the_same_weights_drawn_or_read(tmp_path: Path) -> None:
         np.testing.assert_allclose(
             ours.score(request, PROMPTS[2][:6]), theirs.score(request, PROMPTS[2][:6]), rtol=0, atol=1e-4
         )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("max_batch", [1, 4])
+@pytest.mark.parametrize("name", MODELS)
+def test_on_cuda_the_tokens_are_transformers_in_whatever_tier(
+    tmp_path: Path, run: Callable[..., Any], name: str, max_batch: int
+) -> None:
+    """Tier 1 where the kernels know the model, and its self-check agrees in each dtype."""
+    from skote.engines.transformers import TransformersEngine
+
+    make_model(name, tmp_path)
+    options = {"device": "cuda:0", "compile": True, "max_batch": max_batch}
+    ours = build(tmp_path, **options)
+    theirs = TransformersEngine(local_dir=str(tmp_path), device="cuda:0", dtype="fp32")
+    described = ours.describe()
+    spec = load_spec(tmp_path).within(POSITIONS)
+    takes = tier_1_refusal(spec, POSITIONS, captured=True) is None
+
+    assert (described["tier"] == 1) == takes, described["tier_reason"]
+    for ids in PROMPTS:
+        request = Request("a", ids, 40, ignore_eos=True)
+        assert run(ours, request) == run(theirs, request), described["tier_reason"]
+    if takes:
+        for dtype in ("fp32", "bf16", "fp16"):
+            check = build(tmp_path, **options | {"dtype": dtype}).describe()["self_check"]
+            assert check["difference"] is None, check

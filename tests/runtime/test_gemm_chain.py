@@ -30,8 +30,8 @@ ROWS, PAGE = 16, 4
 
 @pytest.fixture
 def chain(monkeypatch: pytest.MonkeyPatch) -> GemmChain:
-    def qkv_gemm(*tensors: torch.Tensor, page: int, tile: Any, pdl: bool) -> None:
-        qkv_gemm_reference(*tensors, page=page)
+    def qkv_gemm(*tensors: torch.Tensor, page: int, tile: Any, pdl: bool, **options: Any) -> None:
+        qkv_gemm_reference(*tensors, page=page, **options)
 
     def split_gemm(h: torch.Tensor, weight: torch.Tensor, partials: torch.Tensor, *, tile: Any, pdl: bool) -> None:
         assert len(partials) == tile.splits
@@ -88,7 +88,7 @@ def test_a_pass_through_the_layers_twice(chain: GemmChain) -> None:
         x, expected = start.clone(), start[None]
         for layer in weights.layers:
             k, v, wanted_k, wanted_v = (torch.zeros(SPEC.kv_heads, ROWS, SPEC.head_dim) for _ in range(4))
-            launched = chain.qkv(x, layer.attn_norm, layer.qkv, rope, positions, table, (k, v))
+            launched = chain.qkv(x, layer, rope, positions, table, (k, v))
             attended = prefill_attention(chain.q.transpose(0, 1)[None], k[None], v[None], mask)
             launched += chain.mlp(x, attended[0].transpose(0, 1).flatten(1), layer)
             assert launched == ("add_rms_norm", "qkv_gemm", "split_gemm", "add_rms_norm", "gate_up_gemm", "split_gemm")
@@ -104,10 +104,10 @@ def test_without_query_heads_keys_and_values_alone_are_written(chain: GemmChain)
     layer, rope = drawn().layers[0], rope_table(ROWS, inverse_frequencies(SPEC.head_dim, SPEC.rope.theta))
     positions, table = torch.arange(ROWS, dtype=torch.int32), torch.arange(ROWS // PAGE, dtype=torch.int32)[None]
     x, pools = torch.randn(ROWS, SPEC.hidden), []
-    for weight in (layer.qkv, layer.qkv[SPEC.heads * SPEC.head_dim :]):
+    for queries in (True, False):
         pool = torch.zeros(SPEC.kv_heads, ROWS, SPEC.head_dim), torch.zeros(SPEC.kv_heads, ROWS, SPEC.head_dim)
         chain.q.fill_(7.0)
-        chain.qkv(x, layer.attn_norm, weight, rope, positions, table, pool)
+        chain.qkv(x, layer, rope, positions, table, pool, queries=queries)
         pools.append(pool)
     torch.testing.assert_close(pools[1], pools[0])
     assert chain.q.eq(7.0).all()
