@@ -34,8 +34,9 @@ from skote.eval.parity import (
     token_parity,
 )
 from skote.eval.record import ids_sha256
-from skote.eval.vocabulary import OtherVocabularyError, check_ids, check_logits, vocabulary_parity
+from skote.eval.vocabulary import OtherVocabularyError, check_ids, check_width, vocabulary_parity
 from skote.runtime.backend import AnyReplica
+from skote.runtime.choices import Choices, choices
 from skote.types import Completion, EngineError, Request, Sampling
 
 FORCED_REQUESTS, FORCED_TOKENS = 12, 1024
@@ -191,7 +192,8 @@ class ParityGate:
         return token_parity(len(self._requests), self._divergences)
 
     def _baseline_gaps(self, request_id: str, ids: Ids) -> Sequence[float]:
-        return list(token_gaps(self._score("baseline", self._requests[request_id], ids), ids))
+        found = self._choices("baseline", self._requests[request_id], ids)
+        return list(token_gaps(found.chosen, found.best))
 
     def _judge_forced(self, request: Request, reference: AnyReplica) -> None:
         forced = self._outputs["baseline"][request.request_id]
@@ -216,15 +218,24 @@ class ParityGate:
         """Note an output that its arm's `logits` (None: yet to be asked for) do not choose, or that ends early."""
         own = self._outputs[name][request.request_id]
         ended = len(own) == request.max_new_tokens or own[-1] in self._eos_ids
-        logits = self._score(name, request, own) if logits is None else logits
-        if not ended or not are_choices(logits, own, self._dtype, reference):
+        found = self._choices(name, request, own) if logits is None else choices(logits, own)
+        errors = None if reference is None else np.abs(logits - reference).max(-1)
+        if not ended or not are_choices(found.chosen, found.best, self._dtype, errors):
             self._inconsistent.append(f"{name} {request.request_id}")
 
+    def _choices(self, name: ArmName, request: Request, ids: Ids) -> Choices:
+        found: Choices = self._ask(name, "choices", request, ids)
+        check_width(name, found.vocab, self._vocab)
+        return found
+
     def _score(self, name: ArmName, request: Request, ids: Ids) -> Any:  # noqa: ANN401 (logits, see Engine.score)
-        arm = self._arms[name]
-        logits = arm.replicas[0].call("score", arm.salted([request])[0], ids).result()
-        check_logits(name, logits, self._vocab)
+        logits = self._ask(name, "score", request, ids)
+        check_width(name, logits.shape[-1], self._vocab)
         return logits
+
+    def _ask(self, name: ArmName, method: str, request: Request, ids: Ids) -> Any:  # noqa: ANN401 (what it gives)
+        arm = self._arms[name]
+        return arm.replicas[0].call(method, arm.salted([request])[0], ids).result()
 
     def _hashes(self) -> dict[str, Any]:
         return {

@@ -79,24 +79,24 @@ def find_divergences(
     return divergences
 
 
-def token_gaps(logits: Logits, ids: Sequence[int]) -> NDArray[np.float64]:
-    """By how much each of `ids` trails the best of its row of `logits` [len(ids), vocab]; NaN counts as infinitely."""
-    chosen = logits[np.arange(len(ids)), np.asarray(ids)].astype(np.float64)
-    gaps: NDArray[np.float64] = np.nan_to_num(logits.max(-1).astype(np.float64) - chosen, nan=np.inf)
+def token_gaps(chosen: Logits, best: Logits) -> NDArray[np.float64]:
+    """By how much each token's logit trails the best of its row, both `[tokens]`; NaN counts as infinitely."""
+    gaps: NDArray[np.float64] = np.nan_to_num(best.astype(np.float64) - chosen.astype(np.float64), nan=np.inf)
     return gaps
 
 
-def are_choices(logits: Logits, ids: Sequence[int], dtype: str, reference: Logits | None = None) -> bool:
-    """Whether each of `ids` is what a greedy reader of its row of `logits` may choose, in `dtype`.
+def are_choices(chosen: Logits, best: Logits, dtype: str, errors: Logits | None = None) -> bool:
+    """Whether each token is what a greedy reader of its row of logits may choose, in `dtype`; arguments `[tokens]`.
 
     It may trail the best by a near tie, or by two roundings of the best: the same products, summed in another order,
-    may swap tokens that close. With `reference`, the fp32 logits, by twice the row's own error too: a library that does
-    not give the same bits twice may have been that far off the truth when it chose, and as far when it was asked again.
+    may swap tokens that close. With `errors`, how far the row was off the fp32 logits at most, by twice that too: a
+    library that does not give the same bits twice may have been that far off the truth when it chose, and as far when
+    it was asked again.
     """
-    allowed = np.maximum(NEAR_TIE_LOGITS, 2 * ROUNDING[dtype] * np.abs(logits.max(-1)))
-    if reference is not None:
-        allowed = np.maximum(allowed, 2 * np.abs(logits - reference).max(-1))
-    return bool((token_gaps(logits, ids) < allowed).all())
+    allowed = np.maximum(NEAR_TIE_LOGITS, 2 * ROUNDING[dtype] * np.abs(best))
+    if errors is not None:
+        allowed = np.maximum(allowed, 2 * errors)
+    return bool((token_gaps(chosen, best) < allowed).all())
 
 
 def token_parity(compared: int, divergences: Sequence[Divergence]) -> dict[str, Any]:

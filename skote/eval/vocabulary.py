@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from skote.eval.parity import Ids, Logits, token_parity
+from skote.eval.parity import Ids, token_parity
 from skote.types import InvalidRunError
 
 
@@ -29,15 +29,15 @@ def check_ids(arm: str, outputs: Mapping[str, Ids], vocab: int) -> None:
             )
 
 
-def check_logits(arm: str, logits: Logits, vocab: int) -> None:
-    """Check the width of `logits` [positions, vocab], which `arm` scored.
+def check_width(arm: str, width: int, vocab: int) -> None:
+    """Check how many tokens `arm` scored at a position.
 
     Raises:
-        OtherVocabularyError: it is another one.
+        OtherVocabularyError: they are not `vocab`.
     """
-    if logits.shape[-1] != vocab:
+    if width != vocab:
         raise OtherVocabularyError(
-            f"The {arm} scored {logits.shape[-1]} tokens a position, and the model's vocabulary has {vocab}: it does "
+            f"The {arm} scored {width} tokens a position, and the model's vocabulary has {vocab}: it does "
             "not run this model. Compare it with an engine that answers alike, or set compare=none."
         )
 

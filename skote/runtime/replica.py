@@ -207,7 +207,8 @@ class Replica:
             self._process.connection.send_bytes(WATCH)
 
     def call(self, method: str, *args: object) -> Future[Any]:
-        """Call a public method of the engine, or the worker's own `peak_memory` (a dict of bytes).
+        """Call a public method of the engine, or one of the worker's own: `peak_memory` (a dict of bytes) and `choices`
+        (with `score`'s arguments, what its logits say of the tokens, as `skote.runtime.choices`).
 
         The future raises the `SkoteError` that the engine raised, `EngineError` for any other exception, or
         `ReplicaError` where the process ended.

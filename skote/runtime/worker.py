@@ -30,6 +30,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from skote import types
+from skote.runtime.choices import choices
 from skote.runtime.launch_rows import CLOCK, Part, RowRecord
 from skote.runtime.own_process import device_is_lost, peak_memory
 from skote.runtime.token_pace import TokenPace
@@ -196,6 +197,9 @@ def _build(spec: EngineSpec, setup: Callable[[], None] | None) -> Engine:
 def _call(engine: Engine, method: str, args: tuple[Any, ...]) -> object:
     if method == "peak_memory":
         return peak_memory()
+    if method == "choices":
+        request, ids = args
+        return choices(engine.score(request, ids), ids)
     if method == "profile_step" and method not in dir(engine):
         return []  # an engine need not know its kernels
     if method.startswith("_") or method not in dir(engine):

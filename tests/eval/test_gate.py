@@ -11,6 +11,7 @@ import pytest
 
 from skote.eval.gate import ParityGate, _sample
 from skote.eval.record import ids_sha256
+from skote.runtime.choices import choices
 from skote.types import Completion, EngineError, Request, Sampling
 
 REQUESTS = [Request("a", (1, 2), 3), Request("b", (3,), 3, Sampling(temperature=1.0, seed=5))]
@@ -46,9 +47,9 @@ class Arm:
         )
 
     def call(self, method, request, forced):
-        assert method == "score"
         self.scored.append((request.request_id, forced))
-        return _done(self._logits[: len(forced)])
+        logits = self._logits[: len(forced)]
+        return _done({"score": lambda: logits, "choices": lambda: choices(logits, forced)}[method]())
 
 
 def _done(value):

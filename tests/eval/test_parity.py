@@ -80,9 +80,9 @@ def test_requests_that_only_one_arm_finished_are_not_compared():
 
 
 def test_token_gaps():
-    logits = np.array([[0.5, 3.0, -1.0], [2.0, 2.0, 0.0], [np.nan, 0.0, 1.0]], dtype=np.float32)
+    best, chosen = np.array([3.0, 2.0, np.nan], dtype=np.float32), np.array([0.5, 2.0, 1.0], dtype=np.float32)
 
-    assert token_gaps(logits, (0, 1, 2)).tolist() == [2.5, 0.0, np.inf]
+    assert token_gaps(chosen, best).tolist() == [2.5, 0.0, np.inf]
 
 
 def test_forced_errors_by_hand():
@@ -111,18 +111,15 @@ def test_forced_errors_by_hand():
     ],
 )
 def test_what_a_greedy_reader_may_choose(best, second, dtype, allowed):
-    logits = np.array([[best, second, 0.0]], dtype=np.float32)
-
-    assert are_choices(logits, (1,), dtype) is allowed
+    assert are_choices(np.array([second], np.float32), np.array([best], np.float32), dtype) is allowed
 
 
 @pytest.mark.parametrize(("second", "allowed"), [(7.65, True), (7.55, False)])
 def test_a_choice_may_trail_by_twice_the_rows_own_error_where_the_truth_is_known(second, allowed):
-    logits = np.array([[8.0, second, 0.0]], dtype=np.float32)
-    truth = logits + np.array([[0.0, 0.0, -0.2]], dtype=np.float32)
+    chosen, best, errors = (np.array([each], dtype=np.float32) for each in (second, 8.0, 0.2))
 
-    assert not are_choices(logits, (1,), "bf16")
-    assert are_choices(logits, (1,), "bf16", truth) is allowed
+    assert not are_choices(chosen, best, "bf16")
+    assert are_choices(chosen, best, "bf16", errors) is allowed
 
 
 def _noisy(scale, requests=40, positions=8, vocab=50):

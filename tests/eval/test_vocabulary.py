@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from skote.eval.vocabulary import OtherVocabularyError, check_ids, check_logits, vocabulary_parity
+from skote.eval.vocabulary import OtherVocabularyError, check_ids, check_width, vocabulary_parity
 
 
 def test_ids_of_the_vocabulary_pass():
@@ -20,9 +19,9 @@ def test_an_id_beyond_the_vocabulary_is_a_sentence_about_its_arm(token):
 
 
 def test_logits_of_another_width_are_a_sentence_about_their_arm():
-    check_logits("candidate", np.zeros((3, 512), dtype=np.float32), 512)
+    check_width("candidate", 512, 512)
     with pytest.raises(OtherVocabularyError, match=r"The candidate scored 100 tokens a position, and .* has 512"):
-        check_logits("candidate", np.zeros((3, 100), dtype=np.float32), 512)
+        check_width("candidate", 100, 512)
 
 
 def test_the_entry_failed_and_has_the_keys_of_every_other_one():

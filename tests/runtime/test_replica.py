@@ -379,8 +379,12 @@ def test_scores_and_memory_come_back(start: Start) -> None:
     replica = start(vocab_size=11)
 
     logits = replica.call("score", request(), (0, 0)).result(WAIT_S)
+    found = replica.call("choices", request(), (0, 3)).result(WAIT_S)
     memory = replica.call("peak_memory").result(WAIT_S)
 
+    forced = SimulatedEngine(vocab_size=11).score(request(), (0, 3))
+    assert found.vocab == 11
+    assert (found.chosen.tolist(), found.best.tolist()) == ([forced[0, 0], forced[1, 3]], forced.max(-1).tolist())
     assert (logits == SimulatedEngine(vocab_size=11).score(request(), (0, 0))).all()
     assert 5e6 < memory["host_bytes"] < 1e9
     assert memory["device_bytes"] == 0
