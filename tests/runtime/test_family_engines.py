@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,15 @@ PROMPTS = [
     for length in (31, 4, 17)
 ]
 POSITIONS = 100  # phi4 mini rotates otherwise beyond 120
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny products gain nothing by threads, which on a busy machine wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def build(directory: Path, **options: Any) -> SkotergyEngine:
