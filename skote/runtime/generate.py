@@ -101,6 +101,9 @@ def _stream(argv: Sequence[str] | None) -> int:
     ]
     with applied(flags_for(dtype, threads_per_replica(devices))):
         engine = SkotergyEngine(local_dir=directory, device=devices[0], dtype=dtype, pad_id=codec.pad_id)
+        described = engine.describe()
+        if described["tier"] > 1:
+            complain(_PROG, f"tier {described['tier']}: {described['tier_reason']}.")
         for number, request in enumerate(requests, 1):
             if len(requests) > 1:
                 sys.stderr.write(f"--- {number}/{len(requests)}\n")

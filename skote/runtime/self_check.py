@@ -60,7 +60,8 @@ class SelfCheck:
         self._prompt, self._forced = check_ids(self._vocab, decoder.positions)
         self._ids = torch.tensor([[*self._prompt, *self._forced[:-1]]], device=device)
         self._streams: list[torch.Tensor] = []
-        self._expected = _watched(module, decoder, self._ids, self._streams)[len(self._prompt) - 1 :]
+        # Compared on the host: nothing is to be allocated on a device whose closure counts what is.
+        self._expected = _watched(module, decoder, self._ids, self._streams)[len(self._prompt) - 1 :].cpu()
         self._seconds = time.monotonic() - started
 
     @torch.no_grad()
@@ -69,7 +70,7 @@ class SelfCheck:
         started = time.monotonic()
         paths = self._decoder.paths.copy()
         found = score(Request("self-check", tuple(self._prompt), len(self._forced)), self._forced)
-        distance = apart(found[:, : self._vocab], self._expected)
+        distance = apart(found.cpu()[:, : self._vocab], self._expected)
         dtype = self._decoder.weights.norm.dtype
         exact = dtype != torch.float32 or torch.get_float32_matmul_precision() == "highest"
         allowed = TOLERANCE[dtype] if exact else TF32

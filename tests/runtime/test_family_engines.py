@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,15 @@ PROMPTS = [
     for length in (31, 4, 17)
 ]
 POSITIONS = 100  # phi4 mini rotates otherwise beyond 120
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny products gain nothing by threads, which on a busy machine wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def build(directory: Path, **options: Any) -> SkotergyEngine:
@@ -47,7 +56,7 @@ def test_a_padded_batch_is_its_rows_alone_and_both_are_checked(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gemma3", "mixtral", "stablelm 2 12b", "opt"])
+@pytest.mark.parametrize("name", ["gemma3", "mixtral", "stablelm 2 12b"])
 def test_the_compiled_step_is_the_plain_one(tmp_path: Path, name: str) -> None:
     make_model(name, tmp_path)
     plain = build(tmp_path)

@@ -168,6 +168,9 @@ class TestCommand:
         class Interrupted:
             def __init__(self, **_: Any) -> None: ...
 
+            def describe(self) -> dict[str, Any]:
+                return {"tier": 1}
+
             def generate(self, requests: Sequence[Request], emit: Callable[[int, Sequence[int]], None]) -> None:
                 emit(0, (7,))
                 emit(0, (8,))
@@ -177,6 +180,20 @@ class TestCommand:
 
         assert main([str(model), "--prompt", PROMPT]) == ExitCode.INTERRUPTED
         assert tuple(capsys.readouterr()) == ("w7 w8", "skote-generate: interrupted.\n")
+
+
+def test_a_model_that_is_not_run_in_tier_1_is_told_why(
+    module_directory: Path, tmp_path: Path, write_tokenizer: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in module_directory.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    write_tokenizer(tmp_path)
+
+    assert main([str(tmp_path), "--prompt", PROMPT, "--max-new-tokens", "3"]) == ExitCode.DONE
+    printed = capsys.readouterr()
+    assert printed.err.startswith("skote-generate: tier 3: SeedOssForCausalLM of Transformers ")
+    assert printed.err.endswith("no tier 1, because model_type 'seed_oss' has no adapter in skote.model.families.\n")
+    assert printed.out.strip()
 
 
 class TestStream:
