@@ -28,6 +28,9 @@ class Codec(Protocol):
             RequestError: the model has no chat template, or one that refuses the conversation.
         """
 
+    def encode_next_turn(self, text: str) -> tuple[int, ...]:
+        """The ids that follow an answer: its end, `text` as the user's next turn, up to where its answer starts."""
+
 
 @dataclass(frozen=True, slots=True)
 class HashCodec:
@@ -58,6 +61,10 @@ class HashCodec:
         """The ids of the tools and of what each role says, each as JSON where it is more than text."""
         said = [f"<{each['role']}> {_text(each.get('content'))} {_text(each.get('tool_calls'))}" for each in messages]
         return self.encode(" ".join([_text(list(tools) or None), *said, "<assistant>"]))
+
+    def encode_next_turn(self, text: str) -> tuple[int, ...]:
+        """The ids of `text` between the marks of a user's and an assistant's turn."""
+        return self.encode_chat(text)
 
 
 def _text(value: object) -> str:

@@ -27,6 +27,7 @@ class Changes:
     truncated: int = 0
     cut_answers: int = 0
     ignored_stops: int = 0
+    dropped_turns: int = 0
 
     def describe(self) -> dict[str, Any]:
         """JSON values for the manifest."""
@@ -35,11 +36,15 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class RowRequest:
-    """A row with its token ids, and the tokens of its answer."""
+    """A row with its token ids, and the tokens of its answer.
+
+    `later` holds of each further turn what follows the answer before it.
+    """
 
     row: Row
     ids: Ids
     max_new_tokens: int
+    later: tuple[Ids, ...] = ()
 
 
 class RowReader:
@@ -96,7 +101,21 @@ class RowReader:
         self.changes.truncated += excess > 0
         self.changes.cut_answers += (self._stated(row) or 0) > new
         self.changes.ignored_stops += row.stops
-        return RowRequest(row, ids, new)
+        return RowRequest(row, ids, new, self._later(row, len(ids), new))
+
+    def _later(self, row: Row, length: int, new: int) -> tuple[Ids, ...]:
+        """The further turns of a row, as far as they fit into the context with an answer of `new` tokens to each."""
+        if self._config.turns == "first":
+            return ()
+        later: list[Ids] = []
+        for turn in row.turns[1:]:
+            ids = self._codec.encode_next_turn(turn)
+            length += new + len(ids)
+            if self._excess(length, new):
+                break
+            later.append(ids)
+        self.changes.dropped_turns += max(0, len(row.turns) - 1 - len(later))
+        return tuple(later)
 
     def _where(self, row: Row) -> str:
         return f"workload.source.path={self._config.path}, {row.place}" if self._config.path else f"The {row.place}"

@@ -6,12 +6,13 @@ import hashlib
 import itertools
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, cast
 
 from skote.eval.arrivals import NEEDED, S, Times, arrival_times, offered_rate, trace_times
 from skote.eval.codec import Codec
+from skote.eval.conversation import Turns, at_full_length
 from skote.eval.dealing import Dealer, Ids, document_lengths
 from skote.eval.filler import Filler
 from skote.eval.prompts import load_held_out, load_prompts
@@ -39,7 +40,8 @@ class Workload:
     (see `build_workload`). `spare` blocks may follow the planned ones, where more are needed; `sha256` covers `blocks`
     alone. `listed` holds the prompts of the list that the blocks came from, None where they are made, or a file's.
     `prefix` is what the measured prompts share with earlier ones. `source` says what was found in the file that the
-    requests came from.
+    requests came from. Where they are conversations, `turns` has how many requests each of a block's has, spare blocks
+    included, and `think_ns` passes before a next one; then a later turn's ids are `skote.eval.conversation`'s.
     """
 
     name: str
@@ -57,6 +59,8 @@ class Workload:
     prefix: SharedPrefix
     times: tuple[Times, ...] = ()
     source: dict[str, Any] | None = None
+    turns: tuple[Turns, ...] = ()
+    think_ns: int = 0
 
     @property
     def requests(self) -> tuple[Request, ...]:
@@ -69,6 +73,11 @@ class Workload:
         return 0 if self.listed is None else sum(each.input_ids not in self.listed for each in self.requests)
 
     @property
+    def at_full_length(self) -> list[Request]:
+        """`possible`, with prompts as long as they will be where they are later turns."""
+        return _at_full_length(self.possible, self.turns)
+
+    @property
     def possible(self) -> tuple[Request, ...]:
         """The measured requests, and those of the spare blocks."""
         return tuple(itertools.chain.from_iterable(self.blocks + self.spare))
@@ -76,8 +85,8 @@ class Workload:
     def extended(self, add: int) -> Workload:
         """The workload that measures the next `add` of its spare blocks, too."""
         blocks = self.blocks + self.spare[:add]
-        sha256 = _fingerprint(blocks, self.load, self.concurrency, self.times)
-        return replace(self, blocks=blocks, spare=self.spare[add:], sha256=sha256, prefix=_prefix(blocks))
+        sha256 = _fingerprint(blocks, self.load, self.concurrency, self.times, self.turns, self.think_ns)
+        return replace(self, blocks=blocks, spare=self.spare[add:], sha256=sha256, prefix=_prefix(blocks, self.turns))
 
     def describe(self) -> dict[str, Any]:
         """The manifest's "workload" entry. JSON values."""
@@ -87,13 +96,14 @@ class Workload:
             "load": self.load,
             "concurrency": self.concurrency,
             "blocks": len(self.blocks),
-            "requests_per_block": len(self.blocks[0]),
+            "requests_per_block": len(self.turns[0] if self.turns else self.blocks[0]),
             "repeated_prompts": self.repeated_prompts,
             "shared_prefix_tokens": self.prefix.tokens,
             "shared_prefix_share": self.prefix.share,
             "max_new_tokens": self.max_new_tokens,
             "greedy": self.greedy,
             "respect_eos": self.respect_eos,
+            **({"turns": sum(map(sum, self.turns[: len(self.blocks)]))} if self.turns else {}),
             **({} if self.source is None else {"source": self.source}),
             **({"schedule": self._schedule()} if self.times else {}),
         }
@@ -120,6 +130,7 @@ class Dealt:
     listed: frozenset[Ids] | None = None
     source: dict[str, Any] | None = None
     times: tuple[Times, ...] = ()
+    turns: tuple[Turns, ...] = ()
 
 
 def build_workload(
@@ -149,8 +160,8 @@ def build_workload(
     every, blocks = dealt.blocks, dealt.blocks[: config.blocks]
     possible = tuple(itertools.chain.from_iterable(every))
     unmeasured = Unmeasured(dealt.undealt, [request.input_ids for request in possible])
-    probe = _probe(config, possible, unmeasured, seed)
-    load = cast("Load", config.load)
+    probe = _probe(config, _at_full_length(possible, dealt.turns), unmeasured, seed)
+    load, think_ns = cast("Load", config.load), round(config.source.think_ms * 1e6)
     times = dealt.times or _times(config, seed, count)
     concurrency = None if times else config.concurrency or config.requests_per_block
     return Workload(
@@ -163,12 +174,14 @@ def build_workload(
         max_new_tokens=config.max_new_tokens,
         greedy=all(request.sampling.greedy for request in possible),
         respect_eos=config.respect_eos,
-        warmup=warmup_requests(possible, unmeasured),
+        warmup=warmup_requests(_at_full_length(possible, dealt.turns), unmeasured),
         probe=probe,
-        sha256=_fingerprint(blocks, load, concurrency, times),
-        prefix=_prefix(blocks),
+        sha256=_fingerprint(blocks, load, concurrency, times, dealt.turns, think_ns),
+        prefix=_prefix(blocks, dealt.turns),
         times=times,
         source=dealt.source,
+        turns=dealt.turns,
+        think_ns=think_ns,
     )
 
 
@@ -209,7 +222,25 @@ def _dealt_rows(config: WorkloadConfig, codec: Codec, seed: int, count: int, max
         stamps = taken.stamps()
         times = tuple(trace_times(stamps[start : start + size], config.arrivals) for start in starts)
     blocks = tuple(tuple(requests[start : start + size]) for start in starts)
-    return Dealt(blocks, taken.undealt, source=taken.facts, times=times)
+    if config.source.turns == "first":
+        return Dealt(blocks, taken.undealt, source=taken.facts, times=times)
+    later = {request.request_id: each.later for request, each in zip(requests, taken.requests, strict=True)}
+    talks = tuple(tuple(turn for first in block for turn in _turns(config, first, later, seed)) for block in blocks)
+    turns = tuple(tuple(1 + len(later[first.request_id]) for first in block) for block in blocks)
+    return Dealt(talks, taken.undealt, source=taken.facts, times=times, turns=turns)
+
+
+def _turns(config: WorkloadConfig, first: Request, later: Mapping[str, Sequence[Ids]], seed: int) -> Iterator[Request]:
+    """A conversation: `first`, and what follows its answers, with ids "b00-r00-t0" and so on."""
+    own = {"temperature": first.sampling.temperature, "top_k": first.sampling.top_k, "top_p": first.sampling.top_p}
+    yield replace(first, request_id=f"{first.request_id}-t0")
+    for number, ids in enumerate(later[first.request_id], start=1):
+        request_id = f"{first.request_id}-t{number}"
+        yield replace(first, request_id=request_id, input_ids=ids, sampling=_sampling(config, own, seed, request_id))
+
+
+def _at_full_length(requests: Sequence[Request], turns: Sequence[Turns]) -> list[Request]:
+    return at_full_length(requests, list(itertools.chain.from_iterable(turns))) if turns else list(requests)
 
 
 def _times(config: WorkloadConfig, seed: int, count: int) -> tuple[Times, ...]:
@@ -226,7 +257,7 @@ def check_fits(workload: Workload, max_positions: int) -> None:
     Raises:
         CapacityError: a prompt is longer than the context, or leaves too little of it for its answer.
     """
-    for request in workload.possible:
+    for request in workload.at_full_length:
         length, new = len(request.input_ids), request.max_new_tokens
         if length >= max_positions:
             raise CapacityError(
@@ -294,11 +325,19 @@ def _sampling_seed(temperature: float, seed: int, request_id: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/{request_id}".encode()).digest()[:4], "little") >> 1
 
 
-def _prefix(blocks: Sequence[Block]) -> SharedPrefix:
-    return shared_prefix([request.input_ids for block in blocks for request in block])
+def _prefix(blocks: Sequence[Block], turns: Sequence[Turns]) -> SharedPrefix:
+    requests = list(itertools.chain.from_iterable(blocks))
+    return shared_prefix([request.input_ids for request in _at_full_length(requests, turns[: len(blocks)])])
 
 
-def _fingerprint(blocks: Sequence[Block], load: Load, concurrency: int | None, times: Sequence[Times]) -> str:
+def _fingerprint(
+    blocks: Sequence[Block],
+    load: Load,
+    concurrency: int | None,
+    times: Sequence[Times],
+    turns: Sequence[Turns],
+    think_ns: int,
+) -> str:
     """SHA-256 of the JSON of all that is sent, and when; hashed request by request, since it may be gigabytes."""
     digest = hashlib.sha256(b'{"blocks":[')
     for number, block in enumerate(blocks):
@@ -312,7 +351,11 @@ def _fingerprint(blocks: Sequence[Block], load: Load, concurrency: int | None, t
             }
             digest.update(b"," * bool(index) + _json(content))
         digest.update(b"]")
-    rest = {"concurrency": concurrency, "load": load} | ({"times": times[: len(blocks)]} if times else {})
+    rest: dict[str, Any] = {"concurrency": concurrency, "load": load}
+    if times:
+        rest["times"] = times[: len(blocks)]
+    if turns:
+        rest |= {"turns": turns[: len(blocks)], "think_ns": think_ns}
     digest.update(b"]," + _json(rest)[1:])
     return digest.hexdigest()
 

@@ -12,6 +12,7 @@ from jinja2 import TemplateError
 
 from skote.types import CheckpointError, RequestError
 
+_ANSWER = "An answer that stands for any other."
 PAD_TOKEN = "<|pad|>"  # noqa: S105 (a token of text)
 
 
@@ -70,6 +71,30 @@ class TextCodec:
             reason = str(error).strip().partition("\n")[0].rstrip(".")
             raise RequestError(f"The model's chat template refuses a conversation: {reason}.") from error
         return tuple(ids)
+
+    def encode_next_turn(self, text: str) -> tuple[int, ...]:
+        """Token ids of what follows an answer: its end, `text` as the user's next turn, up to where its answer starts.
+
+        Without a chat template, `text` on a line of its own.
+
+        Raises:
+            RequestError: the chat template changes an answer, or refuses several turns.
+        """
+        if not self.has_chat_template:
+            return tuple(self._tokenizer(f"\n{text}\n", add_special_tokens=False)["input_ids"])
+        said = [("user", "Hello."), ("assistant", _ANSWER), ("user", text)]
+        try:
+            whole = self._tokenizer.apply_chat_template(
+                [{"role": role, "content": content} for role, content in said],
+                add_generation_prompt=True,
+                tokenize=False,
+            )
+        except (TemplateError, TypeError, ValueError, KeyError) as error:
+            raise RequestError(f"The model's chat template refuses several turns: {str(error).rstrip('.')}.") from error
+        _, answer, rest = str(whole).partition(_ANSWER)
+        if not answer:
+            raise RequestError("The model's chat template changes what an assistant said: it takes single turns alone.")
+        return tuple(self._tokenizer(rest, add_special_tokens=False)["input_ids"])
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens left out."""
