@@ -6,26 +6,21 @@ import hashlib
 import itertools
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, cast
 
-from skote.eval.arrivals import NEEDED, S, Times, arrival_times, offered_rate, trace_times
+from skote.eval.arrivals import NEEDED, S, Times, arrival_times, offered_rate
 from skote.eval.codec import Codec
 from skote.eval.conversation import Turns, at_full_length
-from skote.eval.dealing import Dealer, Ids, document_lengths
-from skote.eval.filler import Filler
-from skote.eval.prompts import load_held_out, load_prompts
-from skote.eval.row_requests import take_rows
+from skote.eval.dealing import Ids, document_lengths
+from skote.eval.dealt import Block, block_of, dealt_prompts, dealt_rows
 from skote.eval.shared_prefix import SharedPrefix, shared_prefix
 from skote.eval.warmup import Unmeasured, warmup_requests
 from skote.eval.workload_config import WorkloadConfig, check_config
-from skote.types import CapacityError, Request, Sampling, UsageError
+from skote.types import CapacityError, Request, UsageError
 
 Load = Literal["closed", "burst", "constant", "poisson", "gamma", "ramp", "step", "trace"]
-Block = tuple[Request, ...]
-
-
 PROBES = 12
 """The most requests of a file's form that are compared before timing."""
 
@@ -117,22 +112,6 @@ class Workload:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Dealt:
-    """The blocks of a workload, spare ones included, and where other prompts of their form come from.
-
-    Attributes:
-        listed, source, times: as in `Workload`; `times` of a trace's own.
-    """
-
-    blocks: tuple[Block, ...]
-    undealt: Callable[[int], Ids]
-    listed: frozenset[Ids] | None = None
-    source: dict[str, Any] | None = None
-    times: tuple[Times, ...] = ()
-    turns: tuple[Turns, ...] = ()
-
-
 def build_workload(
     config: WorkloadConfig, codec: Codec, seed: int, max_blocks: int = 0, max_positions: int | None = None
 ) -> Workload:
@@ -154,9 +133,9 @@ def build_workload(
         raise UsageError("workload.load=trace sends at the times of a file: name it with workload.source.path=FILE.")
     count = max(config.blocks, max_blocks)
     if config.source.gives_rows:
-        dealt = _dealt_rows(config, codec, seed, count, max_positions)
+        dealt = dealt_rows(config, codec, seed, count, max_positions)
     else:
-        dealt = _dealt_prompts(config, codec, seed, count)
+        dealt = dealt_prompts(config, codec, seed, count)
     every, blocks = dealt.blocks, dealt.blocks[: config.blocks]
     possible = tuple(itertools.chain.from_iterable(every))
     unmeasured = Unmeasured(dealt.undealt, [request.input_ids for request in possible])
@@ -183,60 +162,6 @@ def build_workload(
         turns=dealt.turns,
         think_ns=think_ns,
     )
-
-
-def _dealt_prompts(config: WorkloadConfig, codec: Codec, seed: int, count: int) -> Dealt:
-    """`count` blocks of the texts of `config.prompts`."""
-    texts = load_prompts(config.prompts)
-    dealer = Dealer(config, texts, codec, seed, load_held_out(config.prompts))
-    every = _blocks(config, dealer, seed, count)
-    requests = count * config.requests_per_block
-    if len({request.input_ids for block in every for request in block}) < requests:
-        raise UsageError(
-            f"workload.prompts={config.prompts} does not make {requests} prompts with distinct token ids: raise "
-            "workload.prompt_tokens, lower workload.blocks or measure.stop.max_blocks, or give other prompts."
-        )
-    listed = frozenset(codec.encode_chat(text) for text in texts) if config.prompt_tokens is None else None
-    return Dealt(every, dealer.undealt, listed)
-
-
-def _dealt_rows(config: WorkloadConfig, codec: Codec, seed: int, count: int, max_positions: int | None) -> Dealt:
-    """`count` blocks of the rows of `config.source`, which follow each other in time."""
-    size = config.requests_per_block
-    sizes = (config.blocks * size, (count - config.blocks) * size, size)
-    filler = Filler(load_prompts(config.prompts), codec, seed, config.source.shared_prefix)
-    taken = take_rows(config.source, codec, filler, config.max_new_tokens, max_positions, sizes, seed)
-    requests = [
-        Request(
-            request_id := f"b{index // size:02d}-r{index % size:02d}",
-            each.ids,
-            each.max_new_tokens,
-            _sampling(config, each.row.sampling, seed, request_id),
-            ignore_eos=not config.respect_eos,
-        )
-        for index, each in enumerate(taken.requests)
-    ]
-    starts = range(0, len(requests), size)
-    times: tuple[Times, ...] = ()
-    if config.load == "trace":
-        stamps = taken.stamps()
-        times = tuple(trace_times(stamps[start : start + size], config.arrivals) for start in starts)
-    blocks = tuple(tuple(requests[start : start + size]) for start in starts)
-    if config.source.turns == "first":
-        return Dealt(blocks, taken.undealt, source=taken.facts, times=times)
-    later = {request.request_id: each.later for request, each in zip(requests, taken.requests, strict=True)}
-    talks = tuple(tuple(turn for first in block for turn in _turns(config, first, later, seed)) for block in blocks)
-    turns = tuple(tuple(1 + len(later[first.request_id]) for first in block) for block in blocks)
-    return Dealt(talks, taken.undealt, source=taken.facts, times=times, turns=turns)
-
-
-def _turns(config: WorkloadConfig, first: Request, later: Mapping[str, Sequence[Ids]], seed: int) -> Iterator[Request]:
-    """A conversation: `first`, and what follows its answers, with ids "b00-r00-t0" and so on."""
-    own = {"temperature": first.sampling.temperature, "top_k": first.sampling.top_k, "top_p": first.sampling.top_p}
-    yield replace(first, request_id=f"{first.request_id}-t0")
-    for number, ids in enumerate(later[first.request_id], start=1):
-        request_id = f"{first.request_id}-t{number}"
-        yield replace(first, request_id=request_id, input_ids=ids, sampling=_sampling(config, own, seed, request_id))
 
 
 def _at_full_length(requests: Sequence[Request], turns: Sequence[Turns]) -> list[Request]:
@@ -281,48 +206,8 @@ def _probe(config: WorkloadConfig, possible: Sequence[Request], unmeasured: Unme
         )
     lengths = itertools.cycle(document_lengths(config) or [0])
     prompts = [unmeasured.drawn(length) for length in itertools.islice(lengths, config.requests_per_block)]
-    block = _block(config, 0, prompts, seed, rng)
+    block = block_of(config, 0, prompts, seed, rng)
     return tuple(replace(request, request_id=f"p{index:02d}") for index, request in enumerate(block))
-
-
-def _blocks(config: WorkloadConfig, dealer: Dealer, seed: int, count: int) -> tuple[Block, ...]:
-    blocks: list[Block] = []
-    while len(blocks) < count:
-        dealt, rng = dealer.deal()
-        blocks += [_block(config, index, ids, seed, rng) for index, ids in enumerate(dealt, start=len(blocks))]
-    return tuple(blocks[:count])
-
-
-def _block(config: WorkloadConfig, block: int, prompts: list[tuple[int, ...]], seed: int, rng: random.Random) -> Block:
-    limits = [max(1, round(share * config.max_new_tokens)) for share in config.output_mix]
-    # The shift after each turn of the prompt lengths pairs every prompt length with every output length.
-    turn = len(config.prompt_mix)
-    shapes = [(ids, limits[(index % turn + index // turn) % len(limits)]) for index, ids in enumerate(prompts)]
-    rng.shuffle(shapes)
-    return tuple(
-        Request(
-            request_id := f"b{block:02d}-r{index:02d}",
-            ids,
-            limit,
-            _sampling(config, {}, seed, request_id),
-            ignore_eos=not config.respect_eos,
-        )
-        for index, (ids, limit) in enumerate(shapes)
-    )
-
-
-def _sampling(config: WorkloadConfig, own: Mapping[str, Any], seed: int, request_id: str) -> Sampling:
-    """How a request is sampled: as the run's configuration says, but for what its row has of its `own`."""
-    temperature = own.get("temperature", config.temperature)
-    drawn = own.get("seed", _sampling_seed(temperature, seed, request_id))
-    return Sampling(temperature, own.get("top_k", config.top_k), own.get("top_p", config.top_p), drawn)
-
-
-def _sampling_seed(temperature: float, seed: int, request_id: str) -> int:
-    """A seed of 31 bits for each sampled request; greedy ones have none, so that their hash does not depend on it."""
-    if temperature == 0.0:
-        return 0
-    return int.from_bytes(hashlib.sha256(f"{seed}/{request_id}".encode()).digest()[:4], "little") >> 1
 
 
 def _prefix(blocks: Sequence[Block], turns: Sequence[Turns]) -> SharedPrefix:
