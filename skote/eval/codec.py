@@ -28,8 +28,12 @@ class Codec(Protocol):
             RequestError: the model has no chat template, or one that refuses the conversation.
         """
 
-    def encode_next_turn(self, text: str) -> tuple[int, ...]:
-        """The ids that follow an answer: its end, `text` as the user's next turn, up to where its answer starts."""
+    def encode_next_turn(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        """The ids that follow an answer: its end, the `messages` behind it, up to where the next answer starts.
+
+        Raises:
+            RequestError: the model has a chat template that refuses them.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +66,9 @@ class HashCodec:
         said = [f"<{each['role']}> {_text(each.get('content'))} {_text(each.get('tool_calls'))}" for each in messages]
         return self.encode(" ".join([_text(list(tools) or None), *said, "<assistant>"]))
 
-    def encode_next_turn(self, text: str) -> tuple[int, ...]:
-        """The ids of `text` between the marks of a user's and an assistant's turn."""
-        return self.encode_chat(text)
+    def encode_next_turn(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        """The ids of what each role says, up to where the next answer starts."""
+        return self.encode_messages(messages, ())
 
 
 def _text(value: object) -> str:

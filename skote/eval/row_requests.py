@@ -108,13 +108,14 @@ class RowReader:
         if self._config.turns == "first":
             return ()
         later: list[Ids] = []
-        for turn in row.turns[1:]:
-            ids = self._codec.encode_next_turn(turn)
+        rounds = [[{"role": "user", "content": text}] for text in row.turns] or parted_rounds(row.messages)
+        for messages in rounds[1:]:
+            ids = self._codec.encode_next_turn(messages)
             length += new + len(ids)
             if self._excess(length, new):
                 break
             later.append(ids)
-        self.changes.dropped_turns += max(0, len(row.turns) - 1 - len(later))
+        self.changes.dropped_turns += max(0, len(rounds) - 1 - len(later))
         return tuple(later)
 
     def _where(self, row: Row) -> str:
@@ -142,8 +143,24 @@ class RowReader:
 
     def _encode(self, row: Row) -> Ids:
         if row.messages:
-            return self._codec.encode_messages(row.messages, row.tools)
+            messages = parted_rounds(row.messages)[0] if self._config.turns == "all" else row.messages
+            return self._codec.encode_messages(messages, row.tools)
         return self._codec.encode_chat(row.turns[0])
+
+
+def parted_rounds(messages: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """What is said before each answer: by users and by tools, after the model's last answer.
+
+    The recorded answers are left out, since the model gives its own; what an assistant says before anybody asks stays.
+    """
+    rounds: list[list[dict[str, Any]]] = [[]]
+    for message in messages:
+        asked = any(each["role"] not in ("system", "developer", "assistant") for each in rounds[-1])
+        if message["role"] != "assistant" or (len(rounds) == 1 and not asked):
+            rounds[-1].append(message)
+        elif asked:
+            rounds.append([])
+    return [each for each in rounds if each]
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,20 +72,21 @@ class TextCodec:
             raise RequestError(f"The model's chat template refuses a conversation: {reason}.") from error
         return tuple(ids)
 
-    def encode_next_turn(self, text: str) -> tuple[int, ...]:
-        """Token ids of what follows an answer: its end, `text` as the user's next turn, up to where its answer starts.
+    def encode_next_turn(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        """Token ids of what follows an answer: its end, the `messages` behind it, up to where the next answer starts.
 
-        Without a chat template, `text` on a line of its own.
+        Without a chat template, what they say on lines of its own.
 
         Raises:
             RequestError: the chat template changes an answer, or refuses several turns.
         """
         if not self.has_chat_template:
-            return tuple(self._tokenizer(f"\n{text}\n", add_special_tokens=False)["input_ids"])
-        said = [("user", "Hello."), ("assistant", _ANSWER), ("user", text)]
+            lines = "\n".join(str(each.get("content") or "") for each in messages)
+            return tuple(self._tokenizer(f"\n{lines}\n", add_special_tokens=False)["input_ids"])
+        before = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": _ANSWER}]
         try:
             whole = self._tokenizer.apply_chat_template(
-                [{"role": role, "content": content} for role, content in said],
+                [*before, *map(dict, messages)],
                 add_generation_prompt=True,
                 tokenize=False,
             )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import time
 from concurrent.futures import Future
 
@@ -141,7 +142,7 @@ def test_a_files_turns_become_conversations(tmp_path):
     assert [each.request_id for each in workload.requests] == ["b00-r00-t0", "b00-r00-t1", "b00-r00-t2", "b00-r01-t0"]
     assert workload.turns == ((3, 1),)
     assert workload.think_ns == 2_500_000
-    assert workload.requests[1].input_ids == CODEC.encode_next_turn("Two?")
+    assert workload.requests[1].input_ids == CODEC.encode_next_turn([{"role": "user", "content": "Two?"}])
     assert len({workload.sha256, built(tmp_path, *ROWS).sha256, built(tmp_path, *ROWS[::-1]).sha256}) == 3
     described = workload.describe()
     assert (described["turns"], described["requests_per_block"]) == (4, 2)
@@ -151,6 +152,29 @@ def test_a_files_turns_become_conversations(tmp_path):
     check_fits(workload, 36)
     with pytest.raises(CapacityError, match="b00-r00-t2"):
         check_fits(workload, 35)
+
+
+def test_tools_answer_in_turns_of_their_own_and_recorded_answers_are_left_to_the_model(tmp_path):
+    said = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "u"},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
+        {"role": "assistant", "content": "One more moment."},
+        {"role": "tool", "content": "t"},
+        {"role": "user", "content": "v"},
+        {"role": "assistant", "content": "So."},
+    ]
+    rows = (
+        json.dumps({"messages": said}),
+        json.dumps({"messages": [{"role": "assistant", "content": "Hi."}, said[1]]}),
+    )
+    workload = built(tmp_path, *rows, think_ms=100.0)
+    assert workload.turns == ((2, 1),)
+    assert [each.input_ids for each in workload.requests] == [
+        CODEC.encode("<system> s <user> u <assistant>"),
+        CODEC.encode("<tool> t <user> v <assistant>"),
+        CODEC.encode("<assistant> Hi. <user> u <assistant>"),
+    ]
 
 
 def test_turns_that_no_longer_fit_are_left_out_and_counted(tmp_path):

@@ -24,8 +24,9 @@ class SourceConfig:
         max_input_tokens: tokens of the longest prompt; null is the context.
         length_scale: prompts and answers of traces are so many times as long, and at least 1 token.
         shared_prefix: the share of each prompt that all have in common, where rows state lengths alone.
-        turns: "first" sends the first turn of a row with several, "all" a conversation: each next turn begins with all
-            before it and the model's own answers. Turns that no longer fit into the context are left out.
+        turns: "first" sends one request a row, its first turn or its messages up to their last answer; "all" sends a
+            conversation: each next turn, of a user or a tool, begins with all before it and the model's own answers, in
+            place of recorded ones. Turns that no longer fit into the context are left out.
         think_ms: from the end of an answer to the next turn.
         input, output: instead of a file: lengths of prompts, and of answers, that are drawn; without `output` an answer
             has `workload.max_new_tokens`.
