@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from skote.eval.record import write_text
 from skote.eval.search import SATURATED_BACKLOG, Bracket, Tried, bracket, knee
 from skote.eval.slo import SINCE_SCHEDULED, SloConfig
 from skote.eval.wording import environment
+from skote.types import RecordError
 
 SCHEMA_VERSION = 1
 SHOWN = ("ttft_ms", "tpot_ms", "e2el_ms")
@@ -67,6 +69,29 @@ def capacity_content(arms: dict[str, dict[str, Any]], slo: SloConfig, what: str)
         "arms": found,
         "ratio": _ratio(found["candidate"], found["baseline"]) if "baseline" in found else None,
     }
+
+
+def rebuild_capacity(directory: Path) -> Path:
+    """Compute capacity.json and capacity.html of a search again, from the metrics.json of its probes; the page's path.
+
+    Raises:
+        RecordError: there is no search in `directory`, or a file of it cannot be read or written.
+    """
+    try:
+        old = json.loads((directory / "capacity.json").read_text(encoding="utf-8"))
+        arms = {
+            name: {
+                "engine": arm["engine"],
+                "probes": [probe_entry(directory / each["run"], directory, each["load"]) for each in arm["probes"]],
+            }
+            for name, arm in sorted(old["arms"].items(), reverse=True)  # the candidate first
+        }
+        slo = SloConfig(**{field.name: old["slo"][field.name] for field in fields(SloConfig)})
+    except OSError as error:
+        raise RecordError(f"{error.filename} cannot be read: {error.strerror}.") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise RecordError(f"{directory} holds no search that can be read, a file is damaged: {error}.") from error
+    return render_capacity(directory, capacity_content(arms, slo, old["load"]))
 
 
 def _found(probes: Sequence[dict[str, Any]], slo: SloConfig) -> dict[str, Any]:

@@ -28,6 +28,13 @@ class Codec(Protocol):
             RequestError: the model has no chat template, or one that refuses the conversation.
         """
 
+    def encode_next_turn(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        """The ids that follow an answer: its end, the `messages` behind it, up to where the next answer starts.
+
+        Raises:
+            RequestError: the model has a chat template that refuses them.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class HashCodec:
@@ -58,6 +65,10 @@ class HashCodec:
         """The ids of the tools and of what each role says, each as JSON where it is more than text."""
         said = [f"<{each['role']}> {_text(each.get('content'))} {_text(each.get('tool_calls'))}" for each in messages]
         return self.encode(" ".join([_text(list(tools) or None), *said, "<assistant>"]))
+
+    def encode_next_turn(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        """The ids of what each role says, up to where the next answer starts."""
+        return self.encode_messages(messages, ())
 
 
 def _text(value: object) -> str:

@@ -261,9 +261,9 @@ def _greedy_outputs(measured: Measured, manifest: dict[str, Any]) -> Iterator[Fi
         return
     both = _both_arms(measured)
     parity = manifest["parity"] or {"divergences": []}
-    near_ties = {divergence["request_id"] for divergence in parity["divergences"] if divergence["near_tie"]}
+    near_ties = {_session(each["request_id"]) for each in parity["divergences"] if each["near_tie"]}
     differ = both[both["output_sha256_candidate"] != both["output_sha256_baseline"]]
-    named = differ["request_id"].isin(near_ties)
+    named = differ["request_id"].map(_session).isin(near_ties)
     for severity, code, rows, cause in (
         ("invalid", "greedy_outputs_differ", differ[~named], ""),
         ("warning", "near_tie", differ[named], ", from a near tie on"),
@@ -278,6 +278,11 @@ def _greedy_outputs(measured: Measured, manifest: dict[str, Any]) -> Iterator[Fi
                 f"{requests(len(rows))} of {len(both)} gave different greedy tokens in the two arms in fp32{cause}, "
                 f"first {row['request_id']} in block {row['block']}.",
             )
+
+
+def _session(request_id: str) -> str:
+    """The conversation that a request is a turn of, as later turns go on from its answers; or the request itself."""
+    return request_id.partition("-t")[0]
 
 
 def _missing(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:

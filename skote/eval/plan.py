@@ -97,7 +97,7 @@ class Plan:
         }
 
     def _all_requests(self) -> list[Any]:
-        return [*self.workload.possible, *self.workload.warmup, *self.workload.probe]
+        return [*self.workload.at_full_length, *self.workload.warmup, *self.workload.probe]
 
 
 def plan_run(settings: RunConfig, directory: Path, progress: RunProgress, *, compare: bool) -> Plan:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from skote.eval.capacity_page import rebuild_capacity
 from skote.eval.comparison import read_comparison, render_comparison
 from skote.eval.derive import Measured
 from skote.eval.journal import recover
@@ -44,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Rebuild each run's report, and compare them where there are several: exit 3 where they do not compare.
 
     `skote-report verify RUN_DIR...` checks hashes and computes every figure again; `skote-report rerun RUN_DIR` prints
-    the command that repeats the run; `skote-report claims` renders the ledger of claims.
+    the command that repeats the run; `skote-report claims` renders the ledger of claims; `skote-report capacity DIR`
+    rebuilds the page of a search.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = COMMANDS.get(arguments[0]) if arguments else None
@@ -139,10 +141,20 @@ def _rerun(argv: Sequence[str]) -> ExitCode:
     return ExitCode.DONE
 
 
+def _capacity(argv: Sequence[str]) -> ExitCode:
+    parser = argparse.ArgumentParser(
+        prog="skote-report capacity", description="Rebuild the page of a capacity search from the runs of its probes."
+    )
+    for directory in _parse(parser, argv).runs:
+        print(rebuild_capacity(directory))  # noqa: T201
+    return ExitCode.DONE
+
+
 COMMANDS: dict[str, Callable[[Sequence[str]], ExitCode]] = {
     "verify": _verify,
     "rerun": _rerun,
     "claims": claims_command,
+    "capacity": _capacity,
 }
 
 

@@ -27,6 +27,7 @@ class Changes:
     truncated: int = 0
     cut_answers: int = 0
     ignored_stops: int = 0
+    dropped_turns: int = 0
 
     def describe(self) -> dict[str, Any]:
         """JSON values for the manifest."""
@@ -35,11 +36,15 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class RowRequest:
-    """A row with its token ids, and the tokens of its answer."""
+    """A row with its token ids, and the tokens of its answer.
+
+    `later` holds of each further turn what follows the answer before it.
+    """
 
     row: Row
     ids: Ids
     max_new_tokens: int
+    later: tuple[Ids, ...] = ()
 
 
 class RowReader:
@@ -96,7 +101,22 @@ class RowReader:
         self.changes.truncated += excess > 0
         self.changes.cut_answers += (self._stated(row) or 0) > new
         self.changes.ignored_stops += row.stops
-        return RowRequest(row, ids, new)
+        return RowRequest(row, ids, new, self._later(row, len(ids), new))
+
+    def _later(self, row: Row, length: int, new: int) -> tuple[Ids, ...]:
+        """The further turns of a row, as far as they fit into the context with an answer of `new` tokens to each."""
+        if self._config.turns == "first":
+            return ()
+        later: list[Ids] = []
+        rounds = [[{"role": "user", "content": text}] for text in row.turns] or parted_rounds(row.messages)
+        for messages in rounds[1:]:
+            ids = self._codec.encode_next_turn(messages)
+            length += new + len(ids)
+            if self._excess(length, new):
+                break
+            later.append(ids)
+        self.changes.dropped_turns += max(0, len(rounds) - 1 - len(later))
+        return tuple(later)
 
     def _where(self, row: Row) -> str:
         return f"workload.source.path={self._config.path}, {row.place}" if self._config.path else f"The {row.place}"
@@ -123,8 +143,24 @@ class RowReader:
 
     def _encode(self, row: Row) -> Ids:
         if row.messages:
-            return self._codec.encode_messages(row.messages, row.tools)
+            messages = parted_rounds(row.messages)[0] if self._config.turns == "all" else row.messages
+            return self._codec.encode_messages(messages, row.tools)
         return self._codec.encode_chat(row.turns[0])
+
+
+def parted_rounds(messages: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """What is said before each answer: by users and by tools, after the model's last answer.
+
+    The recorded answers are left out, since the model gives its own; what an assistant says before anybody asks stays.
+    """
+    rounds: list[list[dict[str, Any]]] = [[]]
+    for message in messages:
+        asked = any(each["role"] not in ("system", "developer", "assistant") for each in rounds[-1])
+        if message["role"] != "assistant" or (len(rounds) == 1 and not asked):
+            rounds[-1].append(message)
+        elif asked:
+            rounds.append([])
+    return [each for each in rounds if each]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,14 @@ from skote.contracts.check import Figures, Subject, run_checks
 from skote.eval.adaptive import StopRule, decide, primary_effect
 from skote.eval.arms import Arm, start_arm, tier_lines
 from skote.eval.claims import claim_line
+from skote.eval.conversation import as_sent
 from skote.eval.derive import Measured
 from skote.eval.environment import describe_machine
 from skote.eval.gate import ParityGate
 from skote.eval.harness import measure_overhead
 from skote.eval.journal import Journal
 from skote.eval.measure import Arm as ArmName
-from skote.eval.measure import Pass, plan_passes, run_pass
+from skote.eval.measure import Pass, plan_passes
 from skote.eval.noise import CpuMeter
 from skote.eval.outcome import write_outcome
 from skote.eval.parity import Ids
@@ -34,8 +35,8 @@ from skote.eval.progress import RunProgress
 from skote.eval.record import RowKey, Run, RunWriter, clear_run, read_run
 from skote.eval.report import render_run
 from skote.eval.reproduce import compare_runs
-from skote.eval.schedule import run_schedule
 from skote.eval.schema_version import SCHEMA_VERSION
+from skote.eval.sending import send_block
 from skote.eval.slo import Watch
 from skote.eval.summary import summarize
 from skote.eval.telemetry import Telemetry
@@ -77,6 +78,7 @@ class Session:
     def __post_init__(self) -> None:
         self.arms |= {name: {"engine": config.name, "replicas": []} for name, config in self.plan.arms.items()}
         self.workload = self.plan.workload
+        self.later_prompts: dict[ArmName, dict[str, Ids]] = {name: {} for name in self.plan.arms}
         self.watches = {name: Watch(self.plan.settings.slo, len(self.workload.requests)) for name in self.plan.arms}
         self.run_id = uuid.uuid4().hex
         self.started = datetime.now(UTC)
@@ -174,7 +176,7 @@ class Session:
         self._describe(arms)
         if gate is not None:
             self.progress.say("Comparing the timed outputs")
-            self._note_parity(gate.settle_all(self.workload.requests, self.outputs))
+            self._note_parity(gate.settle_all(as_sent(self.workload.requests, self.later_prompts), self.outputs))
         self._profile_steps(arms)
 
     def _run_blocks(self, arms: list[Arm], first: int) -> None:
@@ -322,11 +324,9 @@ class Session:
 
         meter, start_ns = CpuMeter(idle_pids), time.monotonic_ns()
         try:
-            if workload.times:
-                times = workload.times[step.block]
-                run_schedule(arm.dispatcher, requests, times, note, lambda: self.watches[arm.name].is_hopeless)
-            else:
-                run_pass(arm.dispatcher, requests, workload.load, workload.concurrency or len(requests), note)
+            self.later_prompts[arm.name] |= send_block(
+                arm.dispatcher, workload, step.block, requests, note, lambda: self.watches[arm.name].is_hopeless
+            )
         finally:
             self.passes.append(
                 {

@@ -19,6 +19,7 @@ from skote.eval.findings import find
 from skote.eval.record import Run, manifest_sha256
 from skote.eval.roofline import roofline, step_kernels
 from skote.eval.schema_version import SCHEMA_VERSION
+from skote.eval.session_figures import sessions
 from skote.eval.slo import attainment
 from skote.eval.stats import (
     THRESHOLD,
@@ -77,7 +78,9 @@ def _content(manifest: dict[str, Any], measured: Measured) -> dict[str, Any]:
         "roofline": manifest.get("roofline"),
         "devices": device_states(measured),
         "threshold_pct": 100 * THRESHOLD,
-    } | _where_used(traffic=traffic(measured, manifest), slo=attainment(measured, manifest))
+    } | _where_used(
+        traffic=traffic(measured, manifest), slo=attainment(measured, manifest), sessions=sessions(measured, manifest)
+    )
 
 
 def _where_used(**sections: dict[str, Any] | None) -> dict[str, Any]:

@@ -6,25 +6,21 @@ import hashlib
 import itertools
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, cast
 
-from skote.eval.arrivals import NEEDED, S, Times, arrival_times, offered_rate, trace_times
+from skote.eval.arrivals import NEEDED, S, Times, arrival_times, offered_rate
 from skote.eval.codec import Codec
-from skote.eval.dealing import Dealer, Ids, document_lengths
-from skote.eval.filler import Filler
-from skote.eval.prompts import load_held_out, load_prompts
-from skote.eval.row_requests import take_rows
+from skote.eval.conversation import Turns, at_full_length
+from skote.eval.dealing import Ids, document_lengths
+from skote.eval.dealt import Block, block_of, dealt_prompts, dealt_rows
 from skote.eval.shared_prefix import SharedPrefix, shared_prefix
 from skote.eval.warmup import Unmeasured, warmup_requests
 from skote.eval.workload_config import WorkloadConfig, check_config
-from skote.types import CapacityError, Request, Sampling, UsageError
+from skote.types import CapacityError, Request, UsageError
 
 Load = Literal["closed", "burst", "constant", "poisson", "gamma", "ramp", "step", "trace"]
-Block = tuple[Request, ...]
-
-
 PROBES = 12
 """The most requests of a file's form that are compared before timing."""
 
@@ -39,7 +35,8 @@ class Workload:
     (see `build_workload`). `spare` blocks may follow the planned ones, where more are needed; `sha256` covers `blocks`
     alone. `listed` holds the prompts of the list that the blocks came from, None where they are made, or a file's.
     `prefix` is what the measured prompts share with earlier ones. `source` says what was found in the file that the
-    requests came from.
+    requests came from. Where they are conversations, `turns` has how many requests each of a block's has, spare blocks
+    included, and `think_ns` passes before a next one; then a later turn's ids are `skote.eval.conversation`'s.
     """
 
     name: str
@@ -57,6 +54,8 @@ class Workload:
     prefix: SharedPrefix
     times: tuple[Times, ...] = ()
     source: dict[str, Any] | None = None
+    turns: tuple[Turns, ...] = ()
+    think_ns: int = 0
 
     @property
     def requests(self) -> tuple[Request, ...]:
@@ -69,6 +68,11 @@ class Workload:
         return 0 if self.listed is None else sum(each.input_ids not in self.listed for each in self.requests)
 
     @property
+    def at_full_length(self) -> list[Request]:
+        """`possible`, with prompts as long as they will be where they are later turns."""
+        return _at_full_length(self.possible, self.turns)
+
+    @property
     def possible(self) -> tuple[Request, ...]:
         """The measured requests, and those of the spare blocks."""
         return tuple(itertools.chain.from_iterable(self.blocks + self.spare))
@@ -76,8 +80,8 @@ class Workload:
     def extended(self, add: int) -> Workload:
         """The workload that measures the next `add` of its spare blocks, too."""
         blocks = self.blocks + self.spare[:add]
-        sha256 = _fingerprint(blocks, self.load, self.concurrency, self.times)
-        return replace(self, blocks=blocks, spare=self.spare[add:], sha256=sha256, prefix=_prefix(blocks))
+        sha256 = _fingerprint(blocks, self.load, self.concurrency, self.times, self.turns, self.think_ns)
+        return replace(self, blocks=blocks, spare=self.spare[add:], sha256=sha256, prefix=_prefix(blocks, self.turns))
 
     def describe(self) -> dict[str, Any]:
         """The manifest's "workload" entry. JSON values."""
@@ -87,13 +91,14 @@ class Workload:
             "load": self.load,
             "concurrency": self.concurrency,
             "blocks": len(self.blocks),
-            "requests_per_block": len(self.blocks[0]),
+            "requests_per_block": len(self.turns[0] if self.turns else self.blocks[0]),
             "repeated_prompts": self.repeated_prompts,
             "shared_prefix_tokens": self.prefix.tokens,
             "shared_prefix_share": self.prefix.share,
             "max_new_tokens": self.max_new_tokens,
             "greedy": self.greedy,
             "respect_eos": self.respect_eos,
+            **({"turns": sum(map(sum, self.turns[: len(self.blocks)]))} if self.turns else {}),
             **({} if self.source is None else {"source": self.source}),
             **({"schedule": self._schedule()} if self.times else {}),
         }
@@ -105,21 +110,6 @@ class Workload:
             "offered_req_s": [offered_rate(block) for block in times],
             "length_s": [block[-1] / S for block in times],
         }
-
-
-@dataclass(frozen=True, slots=True)
-class Dealt:
-    """The blocks of a workload, spare ones included, and where other prompts of their form come from.
-
-    Attributes:
-        listed, source, times: as in `Workload`; `times` of a trace's own.
-    """
-
-    blocks: tuple[Block, ...]
-    undealt: Callable[[int], Ids]
-    listed: frozenset[Ids] | None = None
-    source: dict[str, Any] | None = None
-    times: tuple[Times, ...] = ()
 
 
 def build_workload(
@@ -143,14 +133,14 @@ def build_workload(
         raise UsageError("workload.load=trace sends at the times of a file: name it with workload.source.path=FILE.")
     count = max(config.blocks, max_blocks)
     if config.source.gives_rows:
-        dealt = _dealt_rows(config, codec, seed, count, max_positions)
+        dealt = dealt_rows(config, codec, seed, count, max_positions)
     else:
-        dealt = _dealt_prompts(config, codec, seed, count)
+        dealt = dealt_prompts(config, codec, seed, count)
     every, blocks = dealt.blocks, dealt.blocks[: config.blocks]
     possible = tuple(itertools.chain.from_iterable(every))
     unmeasured = Unmeasured(dealt.undealt, [request.input_ids for request in possible])
-    probe = _probe(config, possible, unmeasured, seed)
-    load = cast("Load", config.load)
+    probe = _probe(config, _at_full_length(possible, dealt.turns), unmeasured, seed)
+    load, think_ns = cast("Load", config.load), round(config.source.think_ms * 1e6)
     times = dealt.times or _times(config, seed, count)
     concurrency = None if times else config.concurrency or config.requests_per_block
     return Workload(
@@ -163,53 +153,19 @@ def build_workload(
         max_new_tokens=config.max_new_tokens,
         greedy=all(request.sampling.greedy for request in possible),
         respect_eos=config.respect_eos,
-        warmup=warmup_requests(possible, unmeasured),
+        warmup=warmup_requests(_at_full_length(possible, dealt.turns), unmeasured),
         probe=probe,
-        sha256=_fingerprint(blocks, load, concurrency, times),
-        prefix=_prefix(blocks),
+        sha256=_fingerprint(blocks, load, concurrency, times, dealt.turns, think_ns),
+        prefix=_prefix(blocks, dealt.turns),
         times=times,
         source=dealt.source,
+        turns=dealt.turns,
+        think_ns=think_ns,
     )
 
 
-def _dealt_prompts(config: WorkloadConfig, codec: Codec, seed: int, count: int) -> Dealt:
-    """`count` blocks of the texts of `config.prompts`."""
-    texts = load_prompts(config.prompts)
-    dealer = Dealer(config, texts, codec, seed, load_held_out(config.prompts))
-    every = _blocks(config, dealer, seed, count)
-    requests = count * config.requests_per_block
-    if len({request.input_ids for block in every for request in block}) < requests:
-        raise UsageError(
-            f"workload.prompts={config.prompts} does not make {requests} prompts with distinct token ids: raise "
-            "workload.prompt_tokens, lower workload.blocks or measure.stop.max_blocks, or give other prompts."
-        )
-    listed = frozenset(codec.encode_chat(text) for text in texts) if config.prompt_tokens is None else None
-    return Dealt(every, dealer.undealt, listed)
-
-
-def _dealt_rows(config: WorkloadConfig, codec: Codec, seed: int, count: int, max_positions: int | None) -> Dealt:
-    """`count` blocks of the rows of `config.source`, which follow each other in time."""
-    size = config.requests_per_block
-    sizes = (config.blocks * size, (count - config.blocks) * size, size)
-    filler = Filler(load_prompts(config.prompts), codec, seed, config.source.shared_prefix)
-    taken = take_rows(config.source, codec, filler, config.max_new_tokens, max_positions, sizes, seed)
-    requests = [
-        Request(
-            request_id := f"b{index // size:02d}-r{index % size:02d}",
-            each.ids,
-            each.max_new_tokens,
-            _sampling(config, each.row.sampling, seed, request_id),
-            ignore_eos=not config.respect_eos,
-        )
-        for index, each in enumerate(taken.requests)
-    ]
-    starts = range(0, len(requests), size)
-    times: tuple[Times, ...] = ()
-    if config.load == "trace":
-        stamps = taken.stamps()
-        times = tuple(trace_times(stamps[start : start + size], config.arrivals) for start in starts)
-    blocks = tuple(tuple(requests[start : start + size]) for start in starts)
-    return Dealt(blocks, taken.undealt, source=taken.facts, times=times)
+def _at_full_length(requests: Sequence[Request], turns: Sequence[Turns]) -> list[Request]:
+    return at_full_length(requests, list(itertools.chain.from_iterable(turns))) if turns else list(requests)
 
 
 def _times(config: WorkloadConfig, seed: int, count: int) -> tuple[Times, ...]:
@@ -226,7 +182,7 @@ def check_fits(workload: Workload, max_positions: int) -> None:
     Raises:
         CapacityError: a prompt is longer than the context, or leaves too little of it for its answer.
     """
-    for request in workload.possible:
+    for request in workload.at_full_length:
         length, new = len(request.input_ids), request.max_new_tokens
         if length >= max_positions:
             raise CapacityError(
@@ -250,55 +206,23 @@ def _probe(config: WorkloadConfig, possible: Sequence[Request], unmeasured: Unme
         )
     lengths = itertools.cycle(document_lengths(config) or [0])
     prompts = [unmeasured.drawn(length) for length in itertools.islice(lengths, config.requests_per_block)]
-    block = _block(config, 0, prompts, seed, rng)
+    block = block_of(config, 0, prompts, seed, rng)
     return tuple(replace(request, request_id=f"p{index:02d}") for index, request in enumerate(block))
 
 
-def _blocks(config: WorkloadConfig, dealer: Dealer, seed: int, count: int) -> tuple[Block, ...]:
-    blocks: list[Block] = []
-    while len(blocks) < count:
-        dealt, rng = dealer.deal()
-        blocks += [_block(config, index, ids, seed, rng) for index, ids in enumerate(dealt, start=len(blocks))]
-    return tuple(blocks[:count])
+def _prefix(blocks: Sequence[Block], turns: Sequence[Turns]) -> SharedPrefix:
+    requests = list(itertools.chain.from_iterable(blocks))
+    return shared_prefix([request.input_ids for request in _at_full_length(requests, turns[: len(blocks)])])
 
 
-def _block(config: WorkloadConfig, block: int, prompts: list[tuple[int, ...]], seed: int, rng: random.Random) -> Block:
-    limits = [max(1, round(share * config.max_new_tokens)) for share in config.output_mix]
-    # The shift after each turn of the prompt lengths pairs every prompt length with every output length.
-    turn = len(config.prompt_mix)
-    shapes = [(ids, limits[(index % turn + index // turn) % len(limits)]) for index, ids in enumerate(prompts)]
-    rng.shuffle(shapes)
-    return tuple(
-        Request(
-            request_id := f"b{block:02d}-r{index:02d}",
-            ids,
-            limit,
-            _sampling(config, {}, seed, request_id),
-            ignore_eos=not config.respect_eos,
-        )
-        for index, (ids, limit) in enumerate(shapes)
-    )
-
-
-def _sampling(config: WorkloadConfig, own: Mapping[str, Any], seed: int, request_id: str) -> Sampling:
-    """How a request is sampled: as the run's configuration says, but for what its row has of its `own`."""
-    temperature = own.get("temperature", config.temperature)
-    drawn = own.get("seed", _sampling_seed(temperature, seed, request_id))
-    return Sampling(temperature, own.get("top_k", config.top_k), own.get("top_p", config.top_p), drawn)
-
-
-def _sampling_seed(temperature: float, seed: int, request_id: str) -> int:
-    """A seed of 31 bits for each sampled request; greedy ones have none, so that their hash does not depend on it."""
-    if temperature == 0.0:
-        return 0
-    return int.from_bytes(hashlib.sha256(f"{seed}/{request_id}".encode()).digest()[:4], "little") >> 1
-
-
-def _prefix(blocks: Sequence[Block]) -> SharedPrefix:
-    return shared_prefix([request.input_ids for block in blocks for request in block])
-
-
-def _fingerprint(blocks: Sequence[Block], load: Load, concurrency: int | None, times: Sequence[Times]) -> str:
+def _fingerprint(
+    blocks: Sequence[Block],
+    load: Load,
+    concurrency: int | None,
+    times: Sequence[Times],
+    turns: Sequence[Turns],
+    think_ns: int,
+) -> str:
     """SHA-256 of the JSON of all that is sent, and when; hashed request by request, since it may be gigabytes."""
     digest = hashlib.sha256(b'{"blocks":[')
     for number, block in enumerate(blocks):
@@ -312,7 +236,11 @@ def _fingerprint(blocks: Sequence[Block], load: Load, concurrency: int | None, t
             }
             digest.update(b"," * bool(index) + _json(content))
         digest.update(b"]")
-    rest = {"concurrency": concurrency, "load": load} | ({"times": times[: len(blocks)]} if times else {})
+    rest: dict[str, Any] = {"concurrency": concurrency, "load": load}
+    if times:
+        rest["times"] = times[: len(blocks)]
+    if turns:
+        rest |= {"turns": turns[: len(blocks)], "think_ns": think_ns}
     digest.update(b"]," + _json(rest)[1:])
     return digest.hexdigest()
 

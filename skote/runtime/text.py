@@ -12,6 +12,7 @@ from jinja2 import TemplateError
 
 from skote.types import CheckpointError, RequestError
 
+_ANSWER = "An answer that stands for any other."
 PAD_TOKEN = "<|pad|>"  # noqa: S105 (a token of text)
 
 
@@ -67,6 +68,31 @@ class TextCodec:
             reason = str(error).strip().partition("\n")[0].rstrip(".")
             raise RequestError(f"The model's chat template refuses a conversation: {reason}.") from error
         return tuple(ids)
+
+    def encode_next_turn(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        """Token ids of what follows an answer: its end, the `messages` behind it, up to where the next answer starts.
+
+        Without a chat template, what they say on lines of its own.
+
+        Raises:
+            RequestError: the chat template changes an answer, or refuses several turns.
+        """
+        if not self.has_chat_template:
+            lines = "\n".join(str(each.get("content") or "") for each in messages)
+            return tuple(self._tokenizer(f"\n{lines}\n", add_special_tokens=False)["input_ids"])
+        before = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": _ANSWER}]
+        try:
+            whole = self._tokenizer.apply_chat_template(
+                [*before, *map(dict, messages)],
+                add_generation_prompt=True,
+                tokenize=False,
+            )
+        except (TemplateError, TypeError, ValueError, KeyError) as error:
+            raise RequestError(f"The model's chat template refuses several turns: {str(error).rstrip('.')}.") from error
+        _, answer, rest = str(whole).partition(_ANSWER)
+        if not answer:
+            raise RequestError("The model's chat template changes what an assistant said: it takes single turns alone.")
+        return tuple(self._tokenizer(rest, add_special_tokens=False)["input_ids"])
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens left out."""

@@ -10,6 +10,7 @@ import pytest
 
 from skote.eval.capacity_page import capacity_content, render_capacity, tried_loads
 from skote.eval.record import read_run
+from skote.eval.report import main as report_main
 from skote.eval.search import Tried
 from skote.eval.slo import SloConfig
 
@@ -68,6 +69,38 @@ def test_the_page_has_curves_limits_and_every_probe(tmp_path):
     assert "TPOT against the load" not in page  # every request has one token
     assert page.count("report.html") == 7
     assert json.loads((tmp_path / "capacity.json").read_text())["ratio"]["low"] == 2.0
+
+
+def test_a_search_is_rebuilt_from_its_probes(tmp_path, capsys):
+    searched = arms()
+    for name, arm in searched.items():
+        for number, each in enumerate(arm["probes"]):
+            directory = tmp_path / "probes" / f"{name}-{number:02d}"
+            directory.mkdir(parents=True)
+            each["run"] = f"probes/{name}-{number:02d}"
+            named = {"ttft_ms": "adj_ttft_sched_ms", "tpot_ms": "adj_tpot_ms", "e2el_ms": "adj_e2el_sched_ms"}
+            latencies = {
+                metric: {q: {"value": value} for q, value in each["latency"][own].items()}
+                for own, metric in named.items()
+            }
+            metrics = {
+                "arms": {"candidate": {"metrics": latencies}}, "verdict": {"valid": each["valid"]},
+                "slo": {"arms": {"candidate": each}},
+                "traffic": {"candidate": each | {"dispatch_lag_ms": {"p99": each["lag_p99_ms"]}}},
+            }  # fmt: skip
+            (directory / "metrics.json").write_text(json.dumps(metrics))
+    page = render_capacity(tmp_path, capacity_content(searched, SLO, "rate"))
+    first, figures = page.read_text(), (tmp_path / "capacity.json").read_text()
+    page.unlink()
+    with pytest.raises(SystemExit) as ended:
+        report_main(["capacity", str(tmp_path)])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"{page}\n"
+    assert (page.read_text(), (tmp_path / "capacity.json").read_text()) == (first, figures)
+    with pytest.raises(SystemExit) as ended:
+        report_main(["capacity", str(tmp_path / "probes")])
+    assert ended.value.code == 1
+    assert "capacity.json cannot be read" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -273,7 +273,8 @@ def test_a_misspelt_command_is_not_taken_for_a_run(synthetic, capsys, word, mean
 
     assert (end.value.code, captured.out) == (4, "")
     assert captured.err == (
-        f"skote-report: {word} is neither a command (verify, rerun, claims) nor the directory of a run.{meant}\n"
+        f"skote-report: {word} is neither a command (verify, rerun, claims, capacity) nor the directory of a run."
+        f"{meant}\n"
     )
 
 

@@ -1,12 +1,21 @@
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pandas as pd
 import pytest
+from omegaconf import OmegaConf
 
+from skote.eval.experiment import compose_experiment
 from skote.eval.record import read_run
 from skote.eval.summary import summarize
 from skote.eval.traffic import padded_share
+from skote.eval.verify import differences
 
+ROOT = Path(__file__).parents[2]
 MS = 1_000_000
 
 
@@ -55,3 +64,44 @@ def test_a_queue_that_grows_leaves_a_backlog(synthetic, timeline):
     start = run.requests.loc[measured, "dispatched_ns"].min()
     run.requests.loc[measured, "scheduled_ns"] = [start + index * 25 * MS for index in range(8)]
     assert summarize(run)["traffic"]["candidate"]["backlog_share"] == 7 / 8
+
+
+def test_the_routing_experiment_sweeps_three_policies_over_one_workload():
+    settings = compose_experiment(ROOT / "experiments" / "azure_routing.yaml")
+    assert (settings.workload.load, settings.devices, settings.compare["name"]) == ("trace", 2, "")
+    assert settings.router.policy == "length_aware"
+    swept = OmegaConf.load(ROOT / "experiments" / "azure_routing.yaml").hydra.sweeper.params
+    assert swept == {"router": "length_aware,round_robin,least_work"}
+
+
+@pytest.mark.slow
+def test_a_trace_runs_end_to_end_over_two_replicas(tmp_path):
+    """Six requests a block, two a second and a hundred times as fast, in both arms and through the whole report."""
+    rows = [f"2023-11-16 18:00:{index // 2:02d}.{5 * (index % 2)},{10 + index},{1 + index % 3}" for index in range(12)]
+    (tmp_path / "azure.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "\n".join(rows))
+    done = subprocess.run(
+        [
+            sys.executable, ROOT / "run.py", "workload=trace", "workload.source.path=azure.csv", "devices=2",
+            "workload.arrivals.speed_up=100", "workload.blocks=2", "workload.requests_per_block=6",
+            "model=tiny_shape", "engine=simulated", "compare=simulated", "measure.harness_overhead=false",
+            "slo.e2el_ms=60000", "hydra.run.dir=run",
+        ],
+        cwd=tmp_path, text=True, capture_output=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    run = read_run(tmp_path / "run")
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    measured = run.requests[run.requests["phase"] == "measure"]
+    for arm in ("candidate", "baseline"):
+        assert metrics["traffic"][arm]["offered_req_s"] == pytest.approx(200.0)
+        assert metrics["slo"]["arms"][arm]["attainment"] == 1.0
+        for _, rows_of in measured[measured["arm"] == arm].groupby("block"):
+            sent = rows_of.sort_values("request_id")
+            assert list(sent["scheduled_ns"].diff().dropna()) == [5 * MS] * 5
+            assert (sent["dispatched_ns"] >= sent["scheduled_ns"]).all()
+    assert set(measured["input_tokens"]) == set(range(10, 22))
+    assert set(measured["output_tokens"]) == {1, 2, 3}
+    assert list(differences(tmp_path / "run")) == []
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "sent by the clock, trace, 200.0 requests a second" in page
+    assert "azure.csv, azure, sha256" in page

@@ -108,3 +108,31 @@ def test_a_tokenizer_that_cannot_be_read(tmp_path: Path, write_tokenizer: Write,
 
     with pytest.raises(CheckpointError, match=r"tokenizer in .* cannot be loaded"):
         load_tokenizer(tmp_path)
+
+
+def test_messages_go_through_the_template_and_need_one(tmp_path: Path, write_tokenizer: Write) -> None:
+    write_tokenizer(tmp_path, chat=True)
+    said = [{"role": "user", "content": "w7"}]
+    assert load_tokenizer(tmp_path).encode_messages(said) == load_tokenizer(tmp_path).encode_chat("w7")
+    strict = load_tokenizer(tmp_path)
+    strict._tokenizer.chat_template = "{{ raise_exception('Only users speak.') }}"
+    with pytest.raises(RequestError, match=r"chat template refuses a conversation: Only users speak\.$"):
+        strict.encode_messages(said)
+    with pytest.raises(RequestError, match=r"chat template refuses several turns: Only users speak\.$"):
+        strict.encode_next_turn(said)
+
+    write_tokenizer(tmp_path / "plain", chat=False)
+    with pytest.raises(RequestError, match="no chat template, which messages need"):
+        load_tokenizer(tmp_path / "plain").encode_messages(said)
+
+
+def test_a_next_turn_is_what_the_template_puts_behind_an_answer(tmp_path: Path, write_tokenizer: Write) -> None:
+    write_tokenizer(tmp_path, chat=True)
+    codec = load_tokenizer(tmp_path)
+    said = [("user", "w7"), ("assistant", "w8"), ("user", "w9")]
+    whole = codec.encode_messages([{"role": role, "content": text} for role, text in said])
+    answer = whole.index(8)
+    assert whole[: answer + 1] + codec.encode_next_turn([{"role": "user", "content": "w9"}]) == whole
+
+    write_tokenizer(tmp_path / "plain", chat=False)
+    assert load_tokenizer(tmp_path / "plain").encode_next_turn([{"role": "tool", "content": "w9"}]) == (9,)

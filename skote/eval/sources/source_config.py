@@ -24,6 +24,10 @@ class SourceConfig:
         max_input_tokens: tokens of the longest prompt; null is the context.
         length_scale: prompts and answers of traces are so many times as long, and at least 1 token.
         shared_prefix: the share of each prompt that all have in common, where rows state lengths alone.
+        turns: "first" sends one request a row, its first turn or its messages up to their last answer; "all" sends a
+            conversation: each next turn, of a user or a tool, begins with all before it and the model's own answers, in
+            place of recorded ones. Turns that no longer fit into the context are left out.
+        think_ms: from the end of an answer to the next turn.
         input, output: instead of a file: lengths of prompts, and of answers, that are drawn; without `output` an answer
             has `workload.max_new_tokens`.
     """
@@ -36,6 +40,8 @@ class SourceConfig:
     max_input_tokens: int | None = None
     length_scale: float = 1.0
     shared_prefix: float = 0.0
+    turns: str = "first"
+    think_ms: float = 0.0
     input: LengthConfig = field(default_factory=LengthConfig)
     output: LengthConfig = field(default_factory=LengthConfig)
 
@@ -50,6 +56,7 @@ _CHOICES = {
     "sample": ("first", "window", "rows"),
     "malformed": ("refuse", "skip"),
     "too_long": ("refuse", "truncate", "drop"),
+    "turns": ("first", "all"),
 }
 
 
@@ -68,6 +75,11 @@ def check_source(config: SourceConfig) -> None:
         raise UsageError(f"workload.source.max_input_tokens must be at least 1, got {config.max_input_tokens}.")
     if not config.length_scale > 0:
         raise UsageError(f"workload.source.length_scale must be above 0, got {config.length_scale:g}.")
+    if config.think_ms < 0 or (config.think_ms and config.turns == "first"):
+        raise UsageError(
+            f"workload.source.think_ms must be 0 or more, and has no effect with workload.source.turns=first, got "
+            f"{config.think_ms:g}."
+        )
     if not 0.0 <= config.shared_prefix < 1.0:
         raise UsageError(f"workload.source.shared_prefix must be 0 or more and below 1, got {config.shared_prefix:g}.")
     check_lengths("workload.source.input", config.input)
