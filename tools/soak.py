@@ -61,8 +61,9 @@ class Held:
 class Client:
     """One that asks again and again, each time as somebody else."""
 
-    def __init__(self, port: int, seed: int, tally: Tally) -> None:
+    def __init__(self, port: int, seed: int, most_tokens: int, tally: Tally) -> None:
         self._port = port
+        self._most_tokens = most_tokens
         self._draw = random.Random(seed)  # noqa: S311 - which client comes next is no secret
         self._tally = tally
         self._kinds: list[Callable[[], Awaitable[None]]] = [
@@ -147,7 +148,7 @@ class Client:
 
     def _body(self, *, stream: bool, **further: bool) -> dict[str, Any]:
         words = self._draw.choices(WORDS, k=self._draw.randint(1, 20))
-        body = {"prompt": " ".join(words), "max_tokens": self._draw.randint(1, 200), "stream": stream}
+        body = {"prompt": " ".join(words), "max_tokens": self._draw.randint(1, self._most_tokens), "stream": stream}
         return {**body, "ignore_eos": True, "temperature": self._draw.choice([0, 1]), **further}
 
     async def _ask(self, body: dict[str, Any]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -249,12 +250,15 @@ class Served:
             )
 
 
-async def _soak(served: Served, seconds: float, clients: int, tally: Tally) -> tuple[Held, Held, Held, Held]:
+async def _soak(
+    served: Served, seconds: float, clients: int, most_tokens: int, tally: Tally
+) -> tuple[Held, Held, Held, Held]:
     """What it held before, at most, and `IDLE_S` and `KEPT_ALIVE_S` after the last client."""
 
     async def ask(seconds: float, first_seed: int) -> None:
         until = time.monotonic() + seconds
-        await asyncio.gather(*(Client(served.port, first_seed + each, tally).run(until) for each in range(clients)))
+        asking = [Client(served.port, first_seed + each, most_tokens, tally) for each in range(clients)]
+        await asyncio.gather(*(client.run(until) for client in asking))
 
     await ask(min(3.0, seconds), 0)  # what is opened at first use, is
     await asyncio.sleep(KEPT_ALIVE_S)
@@ -304,6 +308,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--max-tokens", type=int, default=200, help="of an answer")
     parser.add_argument("arguments", nargs="+", metavar="KEY=VALUE", help="of skote-serve")
     options = parser.parse_args(argv)
     served = Served(options.arguments)
@@ -311,7 +316,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     log.start()
     tally = Tally()
     try:
-        before, peak, soon, after = asyncio.run(_soak(served, options.seconds, options.clients, tally))
+        before, peak, soon, after = asyncio.run(
+            _soak(served, options.seconds, options.clients, options.max_tokens, tally)
+        )
     finally:
         code = served.end()
         log.join()

@@ -279,6 +279,8 @@ class Router:
             ids = tuple(map(operator.index, input_ids))
         except TypeError:
             raise RequestError(f"input_ids must be whole numbers, got {str(input_ids)[:60]}.") from None
+        _check(RequestError, "ignore_eos", ignore_eos, bool, "True or False")
+        _check(RequestError, "hear", hear, (Callable, type(None)), "a function, or None")
         return self._dispatch_ids(ids, max_new_tokens, sampling, priority, ignore_eos=ignore_eos, hear=hear)
 
     def describe(self) -> list[dict[str, Any]]:

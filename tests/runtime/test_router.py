@@ -280,6 +280,11 @@ def test_requests_of_the_wrong_type_are_refused_by_name(open_router: Open) -> No
             "priority must be one of interactive, batch, got 3.",
         ),
         (lambda: asked.submit_ids([1, None], max_new_tokens=1), "input_ids must be whole numbers, got [1, None]."),
+        (lambda: asked.submit_ids([1], max_new_tokens=1, hear=5), "hear must be a function, or None, got 5."),
+        (
+            lambda: asked.submit_ids([1], max_new_tokens=1, ignore_eos="no"),
+            "ignore_eos must be True or False, got 'no'.",
+        ),
         (lambda: asked.submit_ids("ab", max_new_tokens=1), "input_ids must be whole numbers, got ab."),
         (lambda: Sampling("hot"), "temperature must be 0 (greedy) or more, got 'hot'."),  # type: ignore[arg-type]
         (lambda: Sampling(top_k=True), "top_k must be a whole number, 0 (no limit) or more, got True."),

@@ -83,9 +83,11 @@ class Live:
     service: Service
     server: Server
     router: Router
+    clients: ExitStack
 
-    def client(self, key: str = "none", **options: Any) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=WAIT_S, **options)
+    def client(self, key: str = "none") -> openai.OpenAI:
+        client = openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=WAIT_S)
+        return self.clients.enter_context(client)
 
 
 @pytest.fixture(scope="session")
@@ -110,7 +112,8 @@ def running(
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         try:
-            yield Live(f"http://127.0.0.1:{port}", port, service, server, router)
+            with ExitStack() as clients:
+                yield Live(f"http://127.0.0.1:{port}", port, service, server, router, clients)
         finally:
             server.should_exit = True
             thread.join(WAIT_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import re
 import signal
@@ -35,6 +36,7 @@ class Process:
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.lines: queue.Queue[str] = queue.Queue()
         self.log: list[str] = []
+        self.clients = contextlib.ExitStack()
         self.reader = threading.Thread(target=self._read)
         self.reader.start()
         self.url = self.wait_for(r"is served at (http://\S+)").group(1)
@@ -55,9 +57,11 @@ class Process:
 
     def client(self, key: str = "none") -> openai.OpenAI:
         url = self.url.replace("0.0.0.0", "127.0.0.1")
-        return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=WAIT_S)
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=WAIT_S)
+        return self.clients.enter_context(client)
 
     def end(self) -> int:
+        self.clients.close()
         code = self.process.wait(WAIT_S)
         self.reader.join(WAIT_S)
         assert self.process.stderr is not None

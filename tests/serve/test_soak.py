@@ -39,7 +39,7 @@ def test_nothing_is_lost(
     model = make_checkpoint(max_position_embeddings=2048)
     write_tokenizer(model, chat=True)
     arguments = [f"model.path={model}", "engine.compile=false", "engine.max_batch=4", "limits.upload_s=1"]
-    code = soak.main(["--seconds", "2", "--clients", "6", *arguments])
+    code = soak.main(["--seconds", "2", "--clients", "6", "--max-tokens", "20", *arguments])
     out = capsys.readouterr().out
     assert out.endswith("Nothing was lost.\n")
     assert code == 0
