@@ -17,7 +17,9 @@ _USUAL: dict[str, Any] = {
     **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"), 1e-5),
     "max_position_embeddings": _POSITIONS,
     # Granite's multipliers, which every model of it sets and which default to 1.
-    **{"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 8.0, "attention_multiplier": 0.01},
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 8.0,
 }
 """A config.json that leaves to each family what makes it one."""
 
