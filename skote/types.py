@@ -214,8 +214,9 @@ class Engine(Protocol):
         """What runs, as JSON values. All keys may be missing; these are printed and reported:
 
         tier (number or null) and tier_reason (sentence), weights_fingerprint (`skote.model.fingerprint.fingerprint`),
-        compile_s (seconds or null), notes (a sentence for each slow path that runs), paths (op -> path -> calls),
-        speculative (true where one reading of the weights may give several tokens).
+        parameters (a number; 0 where there is no model), compile_s (seconds or null), notes (a sentence for each slow
+        path that runs), paths (op -> path -> calls), speculative (true where one reading of the weights may give
+        several tokens).
         """
 
 

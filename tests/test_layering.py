@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 MAX_LINES = 400
 
 COMPOSITION_ROOT = {
-    f"skote.eval.{name}" for name in ("runner", "stand_in", "plan", "session", "arms", "gate", "capacity")
+    f"skote.eval.{name}" for name in ("command", "runner", "stand_in", "plan", "session", "arms", "gate", "capacity")
 }
 MAY_IMPORT = {
     "skote": set(),

@@ -10,7 +10,7 @@ from typing import Any
 from skote.contracts.check import Figures, Subject, differing
 from skote.types import UsageError
 
-ENTRY_POINTS = ("skote.runtime.generate:main", "skote.runtime.router:main", "skote.eval.runner:main")
+ENTRY_POINTS = ("skote.runtime.generate:main", "skote.runtime.router:main", "skote.eval.command:main")
 SIGNATURES = {
     "skote.runtime.generate:generate": ("local_dir", "prompt", "max_new_tokens", "greedy"),
     "skote.runtime.router:Router": ("local_dir", "devices", "dtype", "policy", "max_concurrency_per_device"),

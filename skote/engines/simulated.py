@@ -100,6 +100,7 @@ class SimulatedEngine:
         return {
             "tier": None,
             "tier_reason": "programmed delays, no model",
+            "parameters": 0,
             "compile_s": None,
             "notes": [],
             "paths": {},

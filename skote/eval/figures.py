@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -36,6 +37,7 @@ DASHES = {"candidate": "solid", "baseline": (0, (4, 1.5))}  # told apart without
 
 MAX_POINTS = 400  # a line on a page: more points than this cannot be seen
 MAX_BARS = 480
+LEGEND_LINE = 50  # characters that fit across a chart
 
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -241,8 +243,15 @@ def _axes(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def _legend(figure: Figure, axes: Axes) -> None:
-    if axes.get_legend_handles_labels()[0]:
-        figure.legend(loc="outside upper left", ncols=2, handlelength=1.8, borderpad=0, columnspacing=1.5)
+    """Two columns where they fit the figure, else one whose entries are broken into lines."""
+    handles, labels = axes.get_legend_handles_labels()
+    if not handles:
+        return
+    layout: dict[str, Any] = {"loc": "outside upper left", "handlelength": 1.8, "borderpad": 0, "columnspacing": 1.5}
+    legend = figure.legend(handles, labels, ncols=2, **layout)
+    if legend.get_window_extent().width > figure.bbox.width:
+        legend.remove()
+        figure.legend(handles, [textwrap.fill(label, LEGEND_LINE) for label in labels], ncols=1, **layout)
 
 
 def _steps(ordered: Floats) -> tuple[Floats, Floats]:

@@ -80,6 +80,8 @@ def _weights(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
     if len(measured.arms) < 2:
         return
     replicas = [(arm, replica) for arm in measured.arms for replica in _replicas(manifest, arm)]
+    if replicas and all(replica["info"].get("parameters") == 0 for _, replica in replicas):
+        return  # engines without a model
     prints = {
         arm: {replica["info"].get("weights_fingerprint") for a, replica in replicas if a == arm} for arm, _ in replicas
     }

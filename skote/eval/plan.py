@@ -21,6 +21,7 @@ from skote.eval.codec import HashCodec
 from skote.eval.measure import Arm as ArmName
 from skote.eval.progress import RunProgress
 from skote.eval.slo import check_slo
+from skote.eval.stand_in import StandIn
 from skote.eval.workload import Workload, build_workload, check_fits
 from skote.eval.workload_config import check_config
 from skote.flags import flags_for
@@ -42,7 +43,8 @@ SIMULATED = EngineConfig(name="simulated", _target_="skote.engines.simulated.Sim
 class Plan:
     """What will run, checked before any process starts; `stop` is None where the number of blocks is fixed.
 
-    `arms` is empty where an experiment's claim is judged without measured requests.
+    `stand_in` says in which experiment's place, if in any. `arms` is empty where a claim is judged without measured
+    requests.
     """
 
     settings: RunConfig
@@ -54,6 +56,7 @@ class Plan:
     arms: dict[ArmName, EngineConfig]
     stop: StopRule | None
     other_devices: list[str]
+    stand_in: StandIn | None = None
 
     def devices_of(self, arm: ArmName) -> list[str]:
         """The devices of an arm's replicas: `devices`, and `other_devices` of the baseline arm.

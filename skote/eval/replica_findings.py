@@ -10,7 +10,10 @@ from skote.eval.wording import arm_options
 
 
 def option_findings(manifest: dict[str, Any]) -> Iterator[Finding]:
-    """One where the arms were given other devices or routers (`other`)."""
+    """One where the run stands in for another one, one where the arms were given other devices or routers (`other`)."""
+    if "stands_for" in manifest:
+        asked = manifest["stands_for"]
+        yield Finding("info", "stand_in", None, asked["experiment"], asked["sentence"])
     options = arm_options(manifest)
     if options:
         candidate, baseline = (", ".join(options[arm]) for arm in ("candidate", "baseline"))

@@ -27,7 +27,7 @@ from skote.config import CONF_DIR, RunConfig, recorded_settings, register_schema
 from skote.eval.capacity import CapacitySearch
 from skote.eval.check import check_limits
 from skote.eval.comparison import read_comparison, render_comparison
-from skote.eval.plan import Plan, plan_run
+from skote.eval.plan import SIMULATED, Plan, plan_run
 from skote.eval.progress import RunProgress
 from skote.eval.record import Run, read_run
 from skote.eval.session import Session
@@ -50,7 +50,8 @@ BESIDE_REPRODUCE = {"check", "against", "report", "report.render", "model.path",
 class Job:
     """What Hydra composed: a configuration, its directory and overrides, and what Hydra would set up around it.
 
-    `compare` is the option of that group, which is not part of the configuration. `folders` hold its primary file.
+    `compare` is the option of that group, which is not part of the configuration. `folders` hold its primary file, of
+    that `name`.
     """
 
     config: DictConfig
@@ -59,6 +60,7 @@ class Job:
     compare: str
     logging: dict[str, Any]
     environment: dict[str, str]
+    name: str
     folders: list[Path]
 
 
@@ -111,6 +113,7 @@ class Runner:
                 hydra_config.runtime.choices["compare"],
                 _plain(hydra_config, "job_logging"),
                 _plain(hydra_config, "job.env_set"),
+                str(hydra_config.job.config_name),
                 [Path(source.path) for source in hydra_config.runtime.config_sources if source.schema == "file"],
             )
         )
@@ -305,17 +308,17 @@ def _prepare(job: Job, progress: RunProgress) -> Ready:
     settings = to_settings(job.config)
     if settings.resume is not None:
         raise UsageError("resume=DIR belongs on the command line: a configuration cannot hold it.")
-    compare = _compares(settings, job.compare)
+    compare, other = _compares(settings, job.compare), None
     if settings.instead is not None:
-        other = stand_in(settings, job.folders, job.overrides, progress.say)
+        other = stand_in(settings, job.name, job.folders, job.overrides, progress.say)
         if other is not None:
-            settings, compare = other, bool(other.compare["name"])
+            settings, compare = other.settings, bool(other.settings.compare["name"])
     against = _against(settings, job.overrides)
     if against is not None:
         settings = _repeated(settings, against)
         compare = "baseline" in against.manifest["arms"]
     check_limits(settings.check, two_arms=compare)
-    plan = plan_run(settings, job.directory, progress, compare=compare)
+    plan = replace(plan_run(settings, job.directory, progress, compare=compare), stand_in=other)
     key = cell_key(asdict(settings), plan.workload.sha256)
     return Ready(plan if against is None else _same_blocks(plan, against), key, against)
 
@@ -386,8 +389,10 @@ def _plain(hydra_config: Any, key: str) -> dict[str, Any]:  # noqa: ANN401 (Hydr
 def _compares(settings: RunConfig, option: str) -> bool:
     """Whether there is a second arm, by the `option` of the group `compare`.
 
-    One engine against itself only where the option was chosen, on the command line or in an experiment's file.
+    One engine against itself, and a simulated one against another, only where the option was chosen, on the command
+    line or in an experiment's file.
     """
-    if not settings.compare["name"]:
-        return False
-    return option != "default" or settings.compare["name"] != settings.engine["name"]
+    if not settings.compare["name"] or option != "default":
+        return bool(settings.compare["name"])
+    itself: bool = settings.compare["name"] == settings.engine["name"]
+    return not itself and settings.engine["_target_"] != SIMULATED._target_

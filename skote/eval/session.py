@@ -147,12 +147,12 @@ class Session:
 
     def _measure(self, stack: ExitStack) -> None:
         settings, workload = self.plan.settings, self.plan.workload
-        if settings.measure.harness_overhead:
-            self._measure_harness()
         router = settings.router.backend
         self.backend = stack.enter_context(open_backend(router.name, router.address, self.plan.devices))
         arms = [self._start(stack, name, config) for name, config in self.plan.arms.items()]
         self.elsewhere = not all(arm.is_here for arm in arms)
+        if settings.measure.harness_overhead:  # the arms are idle, and what they refuse was not waited for
+            self._measure_harness()
         for arm in arms:
             self.progress.say(f"Warming up {arm.name} ({arm.engine})")
             self._add_warmup(arm, arm.warm_up(workload.warmup))
@@ -383,6 +383,7 @@ class Session:
                 "stop": self.stop,
                 "passes": self.passes,
                 "reproduction": self.reproduction,
+                **({"stands_for": plan.stand_in.stands_for} if plan.stand_in else {}),
             },
         )
 

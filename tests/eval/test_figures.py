@@ -112,3 +112,25 @@ def test_no_chart_without_data(synthetic, timeline):
     assert figures.timeline(measured, "candidate", "skotergy") is None
     assert figures.token_gaps(measured, LABELS) is None
     assert figures.bars([], "bars", "ms", "") is None
+
+
+WIDE = {
+    "candidate": "skotergy (cuda:0, cuda:1, policy=shortest_queue, max_concurrency_per_device=16)",
+    "baseline": "skotergy (cuda:0, policy=round_robin, max_concurrency_per_device=16)",
+}
+
+
+@pytest.mark.parametrize("labels", [LABELS, WIDE], ids=["short", "long"])
+def test_a_legend_lies_within_its_chart(measured, labels, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(figures, "_svg", lambda figure, *texts: drawn.append(figure) or "")
+    figures.ecdf(measured, E2EL, labels)
+    figures.token_gaps(measured, labels)
+
+    for figure in drawn:
+        figure.draw_without_rendering()
+        [legend] = figure.legends
+        box = legend.get_window_extent()
+        assert (box.x0 >= 0, box.x1 <= figure.bbox.x1, box.y1 <= figure.bbox.y1) == (True, True, True)
+        shown = " ".join(" ".join(text.get_text() for text in legend.get_texts()).split())
+        assert all(label in shown for label in labels.values())

@@ -70,6 +70,18 @@ def test_weights_without_a_fingerprint(run):
     assert codes(run, manifest) == [("warning", "weights_unverified")]
 
 
+def test_engines_without_a_model_have_no_weights_to_verify(run):
+    """The candidate says so alone, then both."""
+    manifest = changed(run)
+    infos = [arm["replicas"][0]["info"] for arm in manifest["arms"].values()]
+    for info in infos:
+        del info["weights_fingerprint"]
+    infos[0]["parameters"] = 0
+    assert codes(run, manifest) == [("warning", "weights_unverified")]
+    infos[1]["parameters"] = 0
+    assert codes(run, manifest) == []
+
+
 def test_token_counts_and_early_end(synthetic, timeline):
     """One request of the candidate stops after 3 of 16 tokens."""
 

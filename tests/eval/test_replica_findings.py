@@ -49,6 +49,14 @@ def different(**other: Any) -> dict[str, Any]:
     }
 
 
+def test_a_run_in_the_place_of_another_says_so() -> None:
+    manifest = {"config": {}, "arms": {}}
+    assert not list(option_findings(manifest))
+    (finding,) = option_findings(manifest | {"stands_for": {"experiment": "big", "sentence": "It runs instead."}})
+    assert (finding.severity, finding.code, finding.limit) == ("info", "stand_in", "big")
+    assert finding.sentence == "It runs instead."
+
+
 def test_arms_that_differ_on_purpose_are_called_by_what_they_differ_in() -> None:
     labels = arm_labels(different(devices=1))
     assert labels == {"candidate": "skotergy (cuda:0, cuda:1)", "baseline": "skotergy (cuda:0)"}

@@ -169,13 +169,37 @@ def test_an_honest_engine_in_bf16_is_valid(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("asked", [["compare=none"], []])
-def test_the_baseline_alone_is_one_arm(tmp_path, asked):
-    overrides = ("model=tiny_shape", "measure.harness_overhead=false", "engine=baseline", *asked)
+@pytest.mark.parametrize(
+    ("engine", "asked"), [("baseline", ["compare=none"]), ("baseline", []), ("simulated", [])], ids=str
+)
+def test_what_has_nothing_to_be_compared_with_is_one_arm(tmp_path, engine, asked):
+    overrides = ("model=tiny_shape", "measure.harness_overhead=false", f"engine={engine}", *asked)
     code, _, err = run(tmp_path, *overrides, *SHORT, "hydra.run.dir=run")
     assert (code, err) == (0, "")
     assert list(manifest_of(tmp_path / "run")["arms"]) == ["candidate"]
-    assert set(pd.read_parquet(tmp_path / "run" / "requests.parquet").engine) == {"baseline"}
+    assert set(pd.read_parquet(tmp_path / "run" / "requests.parquet").engine) == {engine}
+
+
+@pytest.mark.slow
+def test_the_report_of_a_stand_in_says_what_it_stands_for(tmp_path):
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "small.yaml").write_text("defaults: [config, override model: tiny_shape, override engine: simulated]\n")
+    (folder / "big.yaml").write_text("defaults: [config, _self_]\ndevices: 99\ninstead: small\n")
+    alone = ("compare=none", "measure.harness_overhead=false", *SHORT)
+    code, _, err = run(tmp_path, "-cd", "own", "-cn", "big", *alone, "hydra.run.dir=run")
+    assert (code, err) == (0, "")
+    assert manifest_of(tmp_path / "run")["stands_for"]["experiment"] == "big"
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "of the 99 accelerator(s) that big asks for: small.yaml runs instead." in page
+
+
+def test_an_option_that_an_engine_refuses_is_told_before_the_harness_is_measured(tmp_path):
+    code, out, err = run(tmp_path, "model=tiny_shape", "engine=simulated", "+engine.token_ms=-1", "hydra.run.dir=run")
+    assert code == 4
+    assert "no delay or fail_after below 0" in err
+    assert "Loading simulated" in out
+    assert "harness" not in out
 
 
 @pytest.mark.slow

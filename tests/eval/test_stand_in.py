@@ -35,19 +35,21 @@ def test_it_runs_where_there_are_too_few(
     accelerators(monkeypatch, there)
     told: list[str] = []
     found = stand_in(
-        RunConfig(devices=devices, instead="small"), [folder], ["workload.requests_per_block=3"], told.append
+        RunConfig(devices=devices, instead="small"), "big", [folder], ["workload.requests_per_block=3"], told.append
     )
 
     assert (found is not None) == bool(told) == needed
     if found is not None:
-        assert (found.model.name, found.workload.blocks, found.workload.requests_per_block) == ("tiny shape", 2, 3)
-        assert told == [f"This machine has {there} of the 2 accelerator(s) asked for: small.yaml runs instead"]
+        model, workload = found.settings.model, found.settings.workload
+        assert (model.name, workload.blocks, workload.requests_per_block) == ("tiny shape", 2, 3)
+        assert told == [f"This machine has {there} of the 2 accelerator(s) that big asks for: small.yaml runs instead"]
+        assert found.stands_for == {"experiment": "big", "sentence": f"{told[0]}."}
 
 
 def test_a_file_that_is_not_there_is_one_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     accelerators(monkeypatch, 0)
     with pytest.raises(UsageError, match=r"instead=lost: there is no lost\.yaml in"):
-        stand_in(RunConfig(devices=1, instead="lost"), [folder], [], print)
+        stand_in(RunConfig(devices=1, instead="lost"), "big", [folder], [], print)
 
 
 @pytest.mark.parametrize("path", sorted(EXPERIMENTS.glob("*.yaml")), ids=lambda path: path.stem)
