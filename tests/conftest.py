@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,14 @@ TINY = {
     "eos_token_id": 2,
     "initializer_range": 0.2,  # large enough that logits differ and greedy outputs do not settle on one token
 }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interrupts_arrive() -> Iterator[None]:
+    """Ctrl-C reaches this process and those that it starts, also where a shell began it in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")
