@@ -14,7 +14,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 MAX_LINES = 400
 
-COMPOSITION_ROOT = {f"skote.eval.{name}" for name in ("command", "runner", "stand_in", "plan", "session", "arms", "gate")}
+COMPOSITION_ROOT = {
+    f"skote.eval.{name}" for name in ("command", "runner", "stand_in", "plan", "session", "arms", "gate")
+}
 MAY_IMPORT = {
     "skote": set(),
     "types": set(),
