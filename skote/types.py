@@ -188,6 +188,9 @@ def device_parts(device: str) -> list[str]:
     return device.split("+")
 
 
+UNKNOWN_ID = -1
+"""Stands for a token that was generated and whose id nobody told: a server's that streams text alone."""
+
 Emit = Callable[[int, Sequence[int]], None]
 """`emit(row, token_ids)`: new tokens of one row of a batch, called when the host holds them."""
 
@@ -215,7 +218,8 @@ class Engine(Protocol):
 
         tier (number or null) and tier_reason (sentence), weights_fingerprint (`skote.model.fingerprint.fingerprint`),
         compile_s (seconds or null), notes (a sentence for each slow path that runs), paths (op -> path -> calls),
-        speculative (true where one reading of the weights may give several tokens).
+        speculative (true where one reading of the weights may give several tokens), scores (false where `score` can
+        only refuse).
         """
 
 
