@@ -48,8 +48,8 @@ class Notes:
             )
         if self._larger_chunks:
             said.append(
-                f"Some chunks hold several tokens, in {self._larger_chunks} {of}, and the server does not say which: all "
-                "beyond one a chunk are counted at the end, and times between tokens are those between chunks."
+                f"Some chunks hold several tokens, in {self._larger_chunks} {of}: all beyond one a chunk are counted "
+                "at the end, and times between tokens are those between chunks."
             )
         if self._contradicted:
             said.append(f"The server reports other numbers of tokens than it sent, in {self._contradicted} {of}.")

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import gc
-import json
-import signal
 import socket
 import sys
 
@@ -10,11 +8,17 @@ import psutil
 import pytest
 
 from skote.engines.endpoint import EndpointEngine
-from skote.types import UNKNOWN_ID, EngineError, Request, Sampling, UsageError
+from skote.runtime.replica import Replica
+from skote.types import UNKNOWN_ID, EngineError, EngineSpec, ReplicaError, Request, Sampling, UsageError
 
 U = UNKNOWN_ID
+WAIT_S = 30.0
 DONE = (0.0, b"data: [DONE]\n\n")
 PROMPT = (7, 8, 9)
+ANSWERS_OF_LARGER_CHUNKS = (
+    "Some chunks hold several tokens, in 1 of 1 answers: all beyond one a chunk are counted at the end, and times "
+    "between tokens are those between chunks."
+)
 
 
 def chunk(ids, *, text="x", reason=None):
@@ -25,7 +29,7 @@ def words(*texts, reason=None):
     return 0.0, {"choices": [{"delta": {"content": "".join(texts)}, "finish_reason": reason}]}
 
 
-def usage(output, prompt=len(PROMPT)):
+def usage(output, prompt=3):
     return 0.0, {"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": output}}
 
 
@@ -113,8 +117,7 @@ def test_a_chat_is_sent_the_prompts_text(fake_server, connect, play, make_checkp
     assert engine.describe()["notes"] == [
         "The server counts other prompts than were meant, in 1 of 1 answers: first 9 tokens in place of 3.",
         "The server does not tell the ids of its tokens, in 1 of 1 answers.",
-        "Some chunks hold several tokens, in 1 of 1 answers, and the server does not say which: all beyond one a chunk "
-        "are counted at the end, and times between tokens are those between chunks.",
+        ANSWERS_OF_LARGER_CHUNKS,
     ]
 
 
@@ -218,7 +221,7 @@ def test_a_server_of_many_models_needs_a_name(fake_server):
 
 
 def test_nobody_answers(free_port):
-    with pytest.raises(EngineError, match="Nothing answers at .*: start a server there, or give endpoint.command"):
+    with pytest.raises(EngineError, match=r"Nothing answers at .*: start a server there, or give endpoint.command"):
         EndpointEngine(url=f"http://127.0.0.1:{free_port}/v1")
 
 
@@ -276,7 +279,7 @@ def test_a_command_is_started_waited_for_and_ended(free_port):
     engine = EndpointEngine(url=f"http://127.0.0.1:{free_port}/v1", command=[sys.executable, "-c", SERVER, free_port])
     assert engine.describe()["tier_reason"].startswith("own at ")
     (server,) = [each for each in psutil.Process().children() if str(free_port) in each.cmdline()]
-    with pytest.raises(UsageError, match="Something answers at .* before endpoint.command was started"):
+    with pytest.raises(UsageError, match=r"Something answers at .* before endpoint.command was started"):
         EndpointEngine(url=f"http://127.0.0.1:{free_port}/v1", command=["true"])
     del engine
     gc.collect()
@@ -294,3 +297,30 @@ def test_a_command_that_never_answers_is_given_up_and_ended(free_port):
     with pytest.raises(EngineError, match=r"does not answer at .* after 0.2 s"):
         EndpointEngine(url=f"http://127.0.0.1:{free_port}/v1", command=sleeper, ready_s=0.2)
     assert [each for each in psutil.Process().children() if str(free_port) in each.cmdline()] == []
+
+
+def test_a_replica_whose_server_fails_says_so_in_the_row_and_takes_its_own_server_along(
+    fake_server, answer, play, free_port
+):
+    """Killed in any way, the replica leaves no server behind."""
+    full = play([(0.0, b'{"error": "full"}')], status=503)
+    server = fake_server(answer, full, answer)
+    own = f"{sys.executable} -c 'import signal; signal.pause()' {free_port}"
+    with Replica(
+        EngineSpec("skote.engines.endpoint.EndpointEngine", {"url": server.url}), index=0, device="cpu"
+    ) as replica:
+        rows = [replica.generate([request()]).result(WAIT_S)[0] for _ in range(3)]
+    assert [row.status for row in rows] == ["ok", "error", "ok"]
+    assert rows[1].error == "The server answered with HTTP 503: full."
+    assert [chunk.n_tokens for chunk in rows[0].chunks] == [1, 2]
+
+    options = {"url": f"http://127.0.0.1:{free_port}/v1", "command": own}
+    replica = Replica(EngineSpec("skote.engines.endpoint.EndpointEngine", options), index=0, device="cpu")
+    started = psutil.Process(replica.pid)
+    while not (servers := [each for each in started.children() if str(free_port) in each.cmdline()]):
+        assert started.is_running()
+    started.kill()
+    with pytest.raises(ReplicaError, match="SIGKILL"):
+        replica.wait_ready(WAIT_S)
+    replica.close()
+    assert psutil.wait_procs(servers, timeout=WAIT_S)[1] == []
