@@ -233,6 +233,12 @@ class Desk(Protocol):
     def arrivals(self) -> Sequence[tuple[int, Request]]:
         """Requests that have come since the last call, with their keys; it does not wait."""
 
+    def on_arrival(self, wake: Callable[[], None] | None) -> None:
+        """Have `wake` called, in another thread, when there is something to look at; None ends that.
+
+        For engines that wait for others, and so have no steps to look between.
+        """
+
     def is_cancelled(self, key: int) -> bool:
         """Whether nobody waits for the request any more; the engine then ends it, within a step."""
 

@@ -1,34 +1,29 @@
-"""Any server that speaks the OpenAI API, as an arm: its answers are streamed, and stamped as they arrive.
-
-Nothing is ever sent twice: what fails is a failed request. A connection is kept for the next request, as clients do.
-"""
+"""Any server that speaks the OpenAI API, as an arm: its answers are streamed, and stamped as they arrive."""
 
 from __future__ import annotations
 
 import asyncio
-import json
+import importlib.util
 import ssl
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skote.engines.endpoint_body import BodyWriter
-from skote.engines.endpoint_events import EventLines, TokenCount, error_text, read_event
+from skote.engines.endpoint_client import Client, read_trust
+from skote.engines.endpoint_events import TokenCount
 from skote.engines.endpoint_key import read_key
 from skote.engines.endpoint_notes import Notes
 from skote.engines.endpoint_server import ServerProcess
-from skote.types import Emit, EngineError, FinishReason, Request, UsageError
+from skote.types import Desk, Emit, EngineError, FinishReason, Request, SkoteError, UsageError
 
 if TYPE_CHECKING:
-    import aiohttp
     import numpy as np
     from numpy.typing import NDArray
 
-_READ_BUFFER = 2**20
-_KEEP_ALIVE_S = 2.0  # shorter than servers keep an idle connection: uvicorn 5 s, others more
 _ASK_AGAIN_S = 0.1
+_MOST_STREAMS = 1024
 
 
 class EndpointEngine:
@@ -78,32 +73,26 @@ class EndpointEngine:
         ready_s: float = 600.0,
     ) -> None:
         del device, dtype, threads, random_seed, layers, pad_id, max_model_len  # the server has its own
-        try:
-            import aiohttp
-        except ModuleNotFoundError as missing:
-            raise UsageError(f"engine=endpoint needs {missing.name}: pip install 'skotergy[endpoint]'.") from missing
+        if importlib.util.find_spec("aiohttp") is None:
+            raise UsageError("engine=endpoint needs the package aiohttp: pip install 'skotergy[endpoint]'.")
         if not url.startswith(("http://", "https://")):
             raise UsageError(f"endpoint.url={url} must begin with http:// or https://, and end with the API's /v1.")
         if min(connect_s, silence_s, ready_s) <= 0:
             raise UsageError(f"An endpoint's times must be above 0 s, got {connect_s=}, {silence_s=}, {ready_s=}.")
         self._url = url.rstrip("/")
-        self._api = api
         self._writer = BodyWriter(
             api=api, prompt=prompt, extensions=extensions, local_dir=local_dir, extra=dict(extra_body or {})
         )
         key = read_key(key_file, key_variable)
-        self._silence_s = silence_s
+        sent = dict(headers or {}) | ({"Authorization": f"Bearer {key}"} if key else {})
         self._notes = Notes(extensions=extensions)
+        trust = read_trust(ca_file)
         self._runner = asyncio.Runner()
-        self._session: aiohttp.ClientSession = self._runner.run(
-            _open_session(
-                dict(headers or {}) | ({"Authorization": f"Bearer {key}"} if key else {}),
-                _trust(ca_file),
-                aiohttp.ClientTimeout(total=None, sock_connect=connect_s, sock_read=silence_s),
-            )
+        self._client: Client = self._runner.run(
+            _connect(self._url, sent, trust=trust, connect_s=connect_s, silence_s=silence_s)
         )
         self._server: ServerProcess | None = None
-        self.close = weakref.finalize(self, _close, self._runner, self._session)
+        self.close = weakref.finalize(self, _close, self._runner, self._client)
         try:
             if command is not None:
                 self._server = self._start(command)
@@ -113,6 +102,15 @@ class EndpointEngine:
             if self._server is not None:
                 self._server.close()
             raise
+
+    @property
+    def rows(self) -> int:
+        """How many requests it can have under way; how many it gets is the router's choice."""
+        return _MOST_STREAMS
+
+    def serve(self, desk: Desk) -> None:
+        """As `BatchingEngine.serve`: each request over a connection of its own, from when it comes."""
+        self._runner.run(self._serve(desk))
 
     def generate(self, requests: Sequence[Request], emit: Emit) -> list[FinishReason]:
         """As `Engine.generate`: all of `requests` at once, each over a connection of its own.
@@ -143,27 +141,18 @@ class EndpointEngine:
         }
 
     def _start(self, command: str | Sequence[str]) -> ServerProcess:
-        if self._runner.run(self._is_answered()):
+        if self._runner.run(self._client.is_answered()):
             raise UsageError(
                 f"Something answers at endpoint.url={self._url} before endpoint.command was started: end it, or choose "
                 "another port for both."
             )
         return ServerProcess(command)
 
-    async def _is_answered(self) -> bool:
-        import aiohttp
-
-        try:
-            async with self._session.get(f"{self._url}/models"):
-                return True
-        except aiohttp.ClientConnectionError:
-            return False
-
     async def _served_model(self, model: str | None, ready_s: float) -> str:
         """The name of the model, once the server lists its models; it is waited for where this replica started it."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + ready_s
-        while (answer := await self._ask_models()) is None:
+        while (answer := await self._client.models()) is None:
             if self._server is None:
                 raise EngineError(f"Nothing answers at {self._url}: start a server there, or give endpoint.command.")
             self._server.check()
@@ -177,25 +166,46 @@ class EndpointEngine:
             raise UsageError(f"The server at {self._url} lists {len(answer)} models ({listed}): give endpoint.model.")
         return answer[0]
 
-    async def _ask_models(self) -> list[str] | None:
-        """The names of the served models; None where nobody answers, or the server is not ready."""
-        import aiohttp
+    async def _serve(self, desk: Desk) -> None:
+        loop, came = asyncio.get_running_loop(), asyncio.Event()
+        tasks: dict[int, asyncio.Task[None]] = {}
 
+        def wake() -> None:
+            loop.call_soon_threadsafe(came.set)
+
+        desk.on_arrival(wake)
         try:
-            async with self._session.get(f"{self._url}/models", allow_redirects=False) as response:
-                body = await response.read()
-        except (aiohttp.ClientError, TimeoutError):
-            return None
-        if response.status in (502, 503) and self._server is not None:
-            return None
-        if response.status == 404:
-            return []
-        if response.status != 200:
-            raise EngineError(f"{self._url}/models answers with HTTP {response.status}: {error_text(body)}.")
+            while True:
+                came.clear()  # before the desk is looked at: what comes from here on sets it again
+                for key, request in desk.arrivals():
+                    tasks[key] = asyncio.ensure_future(self._serve_one(desk, key, request))
+                    tasks[key].add_done_callback(lambda _: came.set())
+                for key in [key for key, task in tasks.items() if task.done()]:
+                    tasks.pop(key).result()
+                for key, task in tasks.items():
+                    if desk.is_cancelled(key):
+                        task.cancel()
+                if not tasks:
+                    return
+                await came.wait()
+        finally:
+            desk.on_arrival(None)
+            for task in tasks.values():
+                task.cancel()
+
+    async def _serve_one(self, desk: Desk, key: int, request: Request) -> None:
+        await asyncio.sleep(0)  # as in `_generate`
+        desk.admit(key)
         try:
-            return [str(each["id"]) for each in json.loads(body)["data"]]
-        except (ValueError, TypeError, LookupError):
-            raise EngineError(f"{self._url}/models is no list of models: is this the base of an OpenAI API?") from None
+            reason = await self._answer(request, partial(desk.emit, key))
+        except SkoteError as error:
+            desk.fail(key, error)
+        except asyncio.CancelledError:
+            if not desk.is_cancelled(key):
+                raise
+            desk.end(key, None)
+        else:
+            desk.end(key, reason)
 
     async def _generate(self, requests: Sequence[Request], emit: Emit) -> list[FinishReason]:
         await asyncio.sleep(0)  # what servers closed while nothing ran here is seen before a connection is chosen
@@ -209,69 +219,19 @@ class EndpointEngine:
                 task.cancel()
 
     async def _answer(self, request: Request, emit: Callable[[Sequence[int]], None]) -> FinishReason:
-        """Ask, and emit what comes; why it ended."""
-        import aiohttp
-
-        body = self._writer.body(request, self._model)
         count = TokenCount()
-        try:
-            async with self._session.post(
-                f"{self._url}{self._writer.path}", json=body, allow_redirects=False
-            ) as response:
-                if response.status != 200:
-                    text = error_text(await response.read())
-                    raise EngineError(f"The server answered with HTTP {response.status}: {text}.")
-                if response.content_type != "text/event-stream":
-                    raise EngineError(f"The server answered with {response.content_type}, and not with a stream.")
-                reason = await _read(response.content, count, emit)
-        except TimeoutError as error:  # before ClientError, some of which are both
-            raise EngineError(
-                f"The server was silent for {self._silence_s:g} s after {count.total} tokens, or took no connection."
-            ) from error
-        except aiohttp.ClientError as error:
-            why = str(error).strip() or type(error).__name__
-            raise EngineError(f"The connection broke after {count.total} tokens: {why.rstrip('.')}.") from error
-        if not count.total:
-            raise EngineError("The server ended the answer without a token.")
+        body = self._writer.body(request, self._model)
+        reason = await self._client.stream(self._writer.path, body, count, emit)
         self._notes.note(request, count)
         return reason
 
 
-async def _read(stream: aiohttp.StreamReader, count: TokenCount, emit: Callable[[Sequence[int]], None]) -> FinishReason:
-    lines = EventLines()
-    reason: FinishReason | None = None
-    while received := await stream.readany():
-        for data in lines.feed(received):
-            if data == b"[DONE]":
-                break
-            event = read_event(data)
-            ids = count.new_tokens(event)
-            if ids:
-                emit(ids)
-            reason = event.finish_reason or reason
-    if reason is None:
-        raise EngineError(f"The stream ended after {count.total} tokens, and did not say why.")
-    return reason
+async def _connect(
+    url: str, headers: Mapping[str, str], *, trust: ssl.SSLContext | bool, connect_s: float, silence_s: float
+) -> Client:
+    return Client(url, headers, trust=trust, connect_s=connect_s, silence_s=silence_s)
 
 
-async def _open_session(
-    headers: dict[str, str], trust: ssl.SSLContext | bool, timeout: aiohttp.ClientTimeout
-) -> aiohttp.ClientSession:
-    import aiohttp
-
-    connector = aiohttp.TCPConnector(ssl=trust, limit=0, keepalive_timeout=_KEEP_ALIVE_S)
-    return aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout, read_bufsize=_READ_BUFFER)
-
-
-def _trust(ca_file: str | None) -> ssl.SSLContext | bool:
-    if ca_file is None:
-        return True
-    try:
-        return ssl.create_default_context(cafile=Path(ca_file).expanduser())
-    except (OSError, ssl.SSLError) as error:
-        raise UsageError(f"endpoint.ca_file={ca_file} cannot be used: {error}.") from error
-
-
-def _close(runner: asyncio.Runner, session: aiohttp.ClientSession) -> None:
-    runner.run(session.close())
+def _close(runner: asyncio.Runner, client: Client) -> None:
+    runner.run(client.close())
     runner.close()

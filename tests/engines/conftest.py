@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -43,6 +43,7 @@ class FakeServer:
         models: what it lists; bytes are sent as they are.
         asked: the requests that came.
         connections: how many were made.
+        over: the test has ended, and what is being played with it.
     """
 
     plays: list[Play] = field(default_factory=list)
@@ -50,6 +51,7 @@ class FakeServer:
     models_status: int = 200
     asked: list[Asked] = field(default_factory=list)
     connections: int = 0
+    over: threading.Event = field(default_factory=threading.Event)
     url: str = ""
 
 
@@ -85,14 +87,15 @@ def _handler(server: FakeServer) -> type[BaseHTTPRequestHandler]:
             self.send_header("Content-Type", play.content_type)
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
-            for gap_s, part in play.parts:
-                time.sleep(gap_s)  # what is replayed
-                content = part if isinstance(part, bytes) else b"data: " + json.dumps(part).encode() + b"\n\n"
-                self.wfile.write(b"%x\r\n%s\r\n" % (len(content), content))
-            if play.cut:
-                self.close_connection = True
-            else:
-                self.wfile.write(b"0\r\n\r\n")
+            self.close_connection = play.cut
+            with contextlib.suppress(ConnectionError):  # the reader has gone
+                for gap_s, part in play.parts:
+                    if server.over.wait(gap_s):
+                        return
+                    content = part if isinstance(part, bytes) else b"data: " + json.dumps(part).encode() + b"\n\n"
+                    self.wfile.write(b"%x\r\n%s\r\n" % (len(content), content))
+                if not play.cut:
+                    self.wfile.write(b"0\r\n\r\n")
 
     return Handler
 
@@ -100,19 +103,20 @@ def _handler(server: FakeServer) -> type[BaseHTTPRequestHandler]:
 @pytest.fixture
 def fake_server() -> Iterator[Callable[..., FakeServer]]:
     """`fake_server(*plays, models=)`: a server on a free port, ended with the test."""
-    running: list[tuple[ThreadingHTTPServer, threading.Thread]] = []
+    running: list[tuple[FakeServer, ThreadingHTTPServer, threading.Thread]] = []
 
     def start(*plays: Play, **options: Any) -> FakeServer:
         server = FakeServer(list(plays), **options)
         http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(server))
         thread = threading.Thread(target=http.serve_forever, args=(0.01,))
         thread.start()
-        running.append((http, thread))
+        running.append((server, http, thread))
         server.url = f"http://127.0.0.1:{http.server_port}/v1"
         return server
 
     yield start
-    for http, thread in running:
+    for server, http, thread in running:
+        server.over.set()
         http.shutdown()
         thread.join()
         http.server_close()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import socket
 import sys
+import threading
 
 import psutil
 import pytest
@@ -324,3 +325,28 @@ def test_a_replica_whose_server_fails_says_so_in_the_row_and_takes_its_own_serve
         replica.wait_ready(WAIT_S)
     replica.close()
     assert psutil.wait_procs(servers, timeout=WAIT_S)[1] == []
+
+
+def test_requests_join_and_leave_while_others_run(fake_server, play):
+    """The first answer takes as long as all others; one is cancelled in a silence, and its place is free at once."""
+    slow = play([chunk([1]), (0.5, chunk([2], reason="stop")[1]), DONE])
+    silent = play([chunk([3]), (WAIT_S, b": over\n\n")])
+    quick = play([chunk([4], reason="stop"), DONE])
+    server = fake_server(slow, silent, quick)
+    target = EngineSpec("skote.engines.endpoint.EndpointEngine", {"url": server.url})
+    with Replica(target, index=0, device="cpu") as replica:
+        replica.wait_ready(WAIT_S)
+        launches = []
+        for name in "ab":
+            heard = threading.Event()
+            launches.append(replica.generate([request(name)], lambda row, ids, heard=heard: heard.set()))
+            assert heard.wait(WAIT_S)
+        (third,) = replica.generate([request("c")]).result(WAIT_S)
+        assert (third.status, third.output_ids) == ("ok", (4,))
+        assert not launches[0].done()
+        replica.cancel(launches[1], 0)
+        (second,) = launches[1].result(WAIT_S)
+        (first,) = launches[0].result(WAIT_S)
+    assert (second.status, second.output_ids) == ("cancelled", (3,))
+    assert (first.status, first.output_ids) == ("ok", (1, 2))
+    assert third.end_ns < first.end_ns
