@@ -219,7 +219,7 @@ class Engine(Protocol):
         tier (number or null) and tier_reason (sentence), weights_fingerprint (`skote.model.fingerprint.fingerprint`),
         compile_s (seconds or null), notes (a sentence for each slow path that runs), paths (op -> path -> calls),
         speculative (true where one reading of the weights may give several tokens), scores (false where `score` can
-        only refuse).
+        only refuse), caveats (a sentence for each thing that the figures of all requests so far leave open).
         """
 
 

@@ -14,7 +14,7 @@ from skote.engines.endpoint_body import BodyWriter
 from skote.engines.endpoint_client import Client, read_trust
 from skote.engines.endpoint_events import TokenCount
 from skote.engines.endpoint_key import read_key
-from skote.engines.endpoint_notes import Notes
+from skote.engines.endpoint_caveats import Caveats
 from skote.engines.endpoint_server import ServerProcess
 from skote.types import Desk, Emit, EngineError, FinishReason, Request, SkoteError, UsageError
 
@@ -85,7 +85,7 @@ class EndpointEngine:
         )
         key = read_key(key_file, key_variable)
         sent = dict(headers or {}) | ({"Authorization": f"Bearer {key}"} if key else {})
-        self._notes = Notes(extensions=extensions)
+        self._caveats = Caveats(extensions=extensions)
         trust = read_trust(ca_file)
         self._runner = asyncio.Runner()
         self._client: Client = self._runner.run(
@@ -130,12 +130,13 @@ class EndpointEngine:
         raise EngineError("A server hands over tokens and no logits: nothing can be scored there.")
 
     def describe(self) -> dict[str, Any]:
-        """As `Engine.describe`; the notes are of all that was asked so far."""
+        """As `Engine.describe`; the caveats are of all that was asked so far."""
         return {
             "tier": None,
             "tier_reason": f"{self._model} at {self._url}{self._writer.path}",
             "compile_s": None,
-            "notes": self._notes.sentences(),
+            "notes": [],
+            "caveats": self._caveats.sentences(),
             "paths": {},
             "scores": False,
         }
@@ -222,7 +223,7 @@ class EndpointEngine:
         count = TokenCount()
         body = self._writer.body(request, self._model)
         reason = await self._client.stream(self._writer.path, body, count, emit)
-        self._notes.note(request, count)
+        self._caveats.note(request, count)
         return reason
 
 

@@ -80,7 +80,7 @@ def test_tokens_come_chunk_by_chunk_with_their_ids(fake_server, connect, answer)
         "return_token_ids": True,
         "ignore_eos": True,
     }
-    assert engine.describe()["notes"] == []
+    assert engine.describe()["caveats"] == []
     assert engine.describe()["scores"] is False
     with pytest.raises(EngineError, match="no logits"):
         engine.score(request(), [5])
@@ -101,7 +101,7 @@ def test_a_server_of_openais_own_fields_alone(fake_server, connect, answer):
     engine = connect(server, extensions=False)
     generate(engine, request(ignore_eos=True))
     assert {"return_token_ids", "ignore_eos"} & set(server.asked[0].body) == set()
-    assert engine.describe()["notes"] == ["ignore_eos was not sent, in 1 of 1 answers: set endpoint.extensions=true."]
+    assert engine.describe()["caveats"] == ["ignore_eos was not sent, in 1 of 1 answers: set endpoint.extensions=true."]
     with pytest.raises(UsageError, match="no top_k"):
         generate(engine, request(sampling=Sampling(1.0, top_k=3)))
 
@@ -115,26 +115,28 @@ def test_a_chat_is_sent_the_prompts_text(fake_server, connect, play, make_checkp
     assert generate(engine, request()) == (["stop"], [[[U], [U], [U]]])
     assert server.asked[0].path == "/v1/chat/completions"
     assert server.asked[0].body["messages"] == [{"role": "user", "content": "w7 w8 w9"}]
-    assert engine.describe()["notes"] == [
+    assert engine.describe()["caveats"] == [
         "The server counts other prompts than were meant, in 1 of 1 answers: first 9 tokens in place of 3.",
         "The server does not tell the ids of its tokens, in 1 of 1 answers.",
         ANSWERS_OF_LARGER_CHUNKS,
     ]
 
 
-def test_tokens_that_nobody_counts_are_chunks_and_a_note_says_so(fake_server, connect, play):
+def test_tokens_that_nobody_counts_are_chunks_and_a_caveat_says_so(fake_server, connect, play):
     engine = connect(fake_server(play([words("a"), words("b", reason="length"), DONE])))
     assert generate(engine, request()) == (["length"], [[[U], [U]]])
     assert (
         "Tokens were counted by chunk in 1 of 1 answers: the server tells neither ids nor counts."
-        in (engine.describe()["notes"])
+        in (engine.describe()["caveats"])
     )
 
 
 def test_a_server_that_contradicts_itself(fake_server, connect, play):
     engine = connect(fake_server(play([chunk([5, 6], reason="stop"), usage(1), DONE])))
     generate(engine, request())
-    assert engine.describe()["notes"] == ["The server reports other numbers of tokens than it sent, in 1 of 1 answers."]
+    assert engine.describe()["caveats"] == [
+        "The server reports other numbers of tokens than it sent, in 1 of 1 answers."
+    ]
 
 
 def test_chunks_are_emitted_as_they_arrive_and_requests_run_side_by_side(fake_server, connect, play):

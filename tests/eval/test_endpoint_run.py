@@ -47,7 +47,7 @@ def test_our_own_server_as_the_other_arm(tmp_path, make_checkpoint, write_tokeni
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text(encoding="utf-8"))
     assert (manifest["parity"]["mode"], manifest["parity"]["passed"]) == ("token_equal", True)
     (info,) = [each["info"] for each in manifest["arms"]["baseline"]["replicas"]]
-    assert info["notes"] == []
+    assert info["caveats"] == []
     rows = pd.read_parquet(tmp_path / "run" / "requests.parquet").query("phase == 'measure'")
     assert rows.groupby("arm").size().to_dict() == {"candidate": 6, "baseline": 6}
     assert (rows.output_tokens == 8).all()

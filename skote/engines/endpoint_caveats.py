@@ -6,7 +6,7 @@ from skote.engines.endpoint_events import TokenCount
 from skote.types import Request
 
 
-class Notes:
+class Caveats:
     """Counts the answers that need a word. `extensions` as `skote.engines.endpoint_body.BodyWriter`."""
 
     def __init__(self, *, extensions: bool) -> None:
