@@ -11,10 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from skote.engines.endpoint_body import BodyWriter
+from skote.engines.endpoint_caveats import Caveats
 from skote.engines.endpoint_client import Client, read_trust
 from skote.engines.endpoint_events import TokenCount
 from skote.engines.endpoint_key import read_key
-from skote.engines.endpoint_caveats import Caveats
 from skote.engines.endpoint_server import ServerProcess
 from skote.types import Desk, Emit, EngineError, FinishReason, Request, SkoteError, UsageError
 

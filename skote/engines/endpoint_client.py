@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _READ_BUFFER = 2**20
 _KEEP_ALIVE_S = 2.0  # shorter than servers keep an idle connection: uvicorn 5 s, others more
+_PLAIN = {"Accept-Encoding": "identity"}  # a compressor gathers chunks before it gives any away
 
 
 class Client:
@@ -47,7 +48,7 @@ class Client:
         connector = aiohttp.TCPConnector(ssl=trust, limit=0, keepalive_timeout=_KEEP_ALIVE_S)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_s, sock_read=silence_s)
         self._session = aiohttp.ClientSession(
-            connector=connector, headers=headers, timeout=timeout, read_bufsize=_READ_BUFFER
+            connector=connector, headers=_PLAIN | dict(headers), timeout=timeout, read_bufsize=_READ_BUFFER
         )
 
     async def close(self) -> None:

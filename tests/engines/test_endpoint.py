@@ -70,6 +70,7 @@ def test_tokens_come_chunk_by_chunk_with_their_ids(fake_server, connect, answer)
     assert generate(engine, request(ignore_eos=True)) == (["length"], [[[5], [6, 0]]])
     (asked,) = server.asked
     assert asked.path == "/v1/completions"
+    assert asked.headers["Accept-Encoding"] == "identity"
     assert asked.body == {
         "model": "tiny",
         "prompt": [7, 8, 9],
