@@ -246,7 +246,7 @@ class Desk(Protocol):
         """The request takes part in the batch from now on."""
 
     def cached(self, key: int, tokens: int) -> None:
-        """So many tokens of its prompt were computed for earlier requests; said once, before its first new token.
+        """So many tokens of its prompt were computed for earlier requests; said once, before it ends.
 
         An engine that keeps nothing of earlier prompts does not call it.
         """

@@ -197,8 +197,9 @@ class EndpointEngine:
     async def _serve_one(self, desk: Desk, key: int, request: Request) -> None:
         await asyncio.sleep(0)  # as in `_generate`
         desk.admit(key)
+        count = TokenCount()
         try:
-            reason = await self._answer(request, partial(desk.emit, key))
+            reason = await self._answer(request, partial(desk.emit, key), count)
         except SkoteError as error:
             desk.fail(key, error)
         except asyncio.CancelledError:
@@ -206,12 +207,15 @@ class EndpointEngine:
                 raise
             desk.end(key, None)
         else:
+            if count.cached_tokens is not None:
+                desk.cached(key, count.cached_tokens)
             desk.end(key, reason)
 
     async def _generate(self, requests: Sequence[Request], emit: Emit) -> list[FinishReason]:
         await asyncio.sleep(0)  # what servers closed while nothing ran here is seen before a connection is chosen
         tasks = [
-            asyncio.ensure_future(self._answer(request, partial(emit, row))) for row, request in enumerate(requests)
+            asyncio.ensure_future(self._answer(request, partial(emit, row), TokenCount()))
+            for row, request in enumerate(requests)
         ]
         try:
             return list(await asyncio.gather(*tasks))
@@ -219,8 +223,7 @@ class EndpointEngine:
             for task in tasks:
                 task.cancel()
 
-    async def _answer(self, request: Request, emit: Callable[[Sequence[int]], None]) -> FinishReason:
-        count = TokenCount()
+    async def _answer(self, request: Request, emit: Callable[[Sequence[int]], None], count: TokenCount) -> FinishReason:
         body = self._writer.body(request, self._model)
         reason = await self._client.stream(self._writer.path, body, count, emit)
         self._caveats.note(request, count)

@@ -38,12 +38,13 @@ class EventLines:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One chunk of an answer. `token_ids`, `output_tokens` (so far) and `prompt_tokens` are None where it has none."""
+    """One chunk of an answer. Ids, and counts of tokens so far, are None where it does not have them."""
 
     has_text: bool
     token_ids: tuple[int, ...] | None
     output_tokens: int | None
     prompt_tokens: int | None
+    cached_tokens: int | None
     finish_reason: FinishReason | None
 
 
@@ -67,6 +68,7 @@ def read_event(data: bytes) -> Event:
             token_ids=None if ids is None else tuple(int(token) for token in ids),
             output_tokens=_count(usage.get("completion_tokens")),
             prompt_tokens=_count(usage.get("prompt_tokens")),
+            cached_tokens=_count((usage.get("prompt_tokens_details") or {}).get("cached_tokens")),
             finish_reason=_reason(choice.get("finish_reason")),
         )
     except (ValueError, TypeError, LookupError, AttributeError):
@@ -81,6 +83,7 @@ class TokenCount:
         by_chunk: of those, the ones that were counted since a chunk had text.
         ids_known: whether every token came with its id.
         prompt_tokens: what the server says of the prompt; None where it does not.
+        cached_tokens: of the prompt, what the server says that it had from earlier ones; None where it does not.
         reported: what the server says of the answer; None where it does not.
     """
 
@@ -89,6 +92,7 @@ class TokenCount:
         self.by_chunk = 0
         self.ids_known = True
         self.prompt_tokens: int | None = None
+        self.cached_tokens: int | None = None
         self.reported: int | None = None
 
     def new_tokens(self, event: Event) -> Sequence[int]:
@@ -98,6 +102,8 @@ class TokenCount:
         """
         if event.prompt_tokens is not None:
             self.prompt_tokens = event.prompt_tokens
+        if event.cached_tokens is not None:
+            self.cached_tokens = event.cached_tokens
         if event.output_tokens is not None:
             self.reported = event.output_tokens
         if event.token_ids is not None:

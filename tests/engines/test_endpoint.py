@@ -308,7 +308,9 @@ def test_a_replica_whose_server_fails_says_so_in_the_row_and_takes_its_own_serve
 ):
     """Killed in any way, the replica leaves no server behind."""
     full = play([(0.0, b'{"error": "full"}')], status=503)
-    server = fake_server(answer, full, answer)
+    cached = {"prompt_tokens": 3, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 2}}
+    warm = play([chunk([5], reason="stop"), (0.0, {"choices": [], "usage": cached}), DONE])
+    server = fake_server(answer, full, warm)
     own = f"{sys.executable} -c 'import signal; signal.pause()' {free_port}"
     with Replica(
         EngineSpec("skote.engines.endpoint.EndpointEngine", {"url": server.url}), index=0, device="cpu"
@@ -317,6 +319,7 @@ def test_a_replica_whose_server_fails_says_so_in_the_row_and_takes_its_own_serve
     assert [row.status for row in rows] == ["ok", "error", "ok"]
     assert rows[1].error == "The server answered with HTTP 503: full."
     assert [chunk.n_tokens for chunk in rows[0].chunks] == [1, 2]
+    assert [row.cached_tokens for row in rows] == [None, None, 2]
 
     options = {"url": f"http://127.0.0.1:{free_port}/v1", "command": own}
     replica = Replica(EngineSpec("skote.engines.endpoint.EndpointEngine", options), index=0, device="cpu")

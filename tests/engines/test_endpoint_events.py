@@ -113,3 +113,12 @@ def test_an_error_in_the_stream_is_the_servers_own_sentence():
 )
 def test_what_a_server_says_went_wrong(body, want):
     assert error_text(body) == want
+
+
+def test_what_came_from_a_cache_is_told():
+    chunk = usage(1)
+    assert count(chunk)[0].cached_tokens is None
+    chunk["usage"]["prompt_tokens_details"] = None
+    assert count(chunk)[0].cached_tokens is None
+    chunk["usage"]["prompt_tokens_details"] = {"cached_tokens": 3}
+    assert count(chunk)[0].cached_tokens == 3
