@@ -116,6 +116,41 @@ class RouterConfig:
 
 
 @dataclass
+class EndpointConfig:
+    """The server that engine=endpoint and compare=endpoint ask: `skote.engines.endpoint.EndpointEngine`.
+
+    Attributes:
+        url: the base of its API.
+        model: what it calls the model; null where it serves one alone.
+        api: completions or chat.
+        prompt: ids or text; a chat is sent text.
+        extensions: whether it takes return_token_ids, ignore_eos and top_k, as vLLM and skote-serve do.
+        extra_body: further fields of a request.
+        key_file, key_variable: where its key is, which itself is recorded nowhere: a file, or an environment variable.
+        headers: sent with every request; they are recorded.
+        ca_file: certificates to trust, in place of the system's.
+        connect_s, silence_s: seconds to make a connection, and without a byte.
+        command: what starts it, a line or a list of words; null where it runs already.
+        ready_s: seconds that such a start may take.
+    """
+
+    url: str = "http://127.0.0.1:8000/v1"
+    model: str | None = None
+    api: str = "completions"
+    prompt: str = "ids"
+    extensions: bool = True
+    extra_body: dict[str, Any] = field(default_factory=dict)
+    key_file: str | None = None
+    key_variable: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    ca_file: str | None = None
+    connect_s: float = 10.0
+    silence_s: float = 600.0
+    command: Any = None
+    ready_s: float = 600.0
+
+
+@dataclass
 class OtherArmConfig:
     """What the other arm has otherwise than the candidate; by default nothing, and the two are alike.
 
@@ -181,6 +216,7 @@ class RunConfig:
 
     Attributes:
         engine, compare: `name`, `_target_` and whatever the engine's constructor takes, side by side (`EngineConfig`).
+        endpoint: of the arm that is a server, where there is one.
         devices: a number, `all`, a device's name or a list of names.
         other: what the other arm has otherwise, where that is what is compared.
         instead: the experiment file, beside this one, that runs in its place where there are fewer accelerators than
@@ -195,6 +231,7 @@ class RunConfig:
     dtype: DtypeConfig = field(default_factory=DtypeConfig)
     engine: dict[str, Any] = field(default_factory=_engine_keys)
     compare: dict[str, Any] = field(default_factory=_engine_keys)
+    endpoint: EndpointConfig = field(default_factory=EndpointConfig)
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
     slo: SloConfig = field(default_factory=SloConfig)

@@ -188,6 +188,9 @@ def device_parts(device: str) -> list[str]:
     return device.split("+")
 
 
+UNKNOWN_ID = -1
+"""Stands for a token that was generated and whose id nobody told: a server's that streams text alone."""
+
 Emit = Callable[[int, Sequence[int]], None]
 """`emit(row, token_ids)`: new tokens of one row of a batch, called when the host holds them."""
 
@@ -216,7 +219,8 @@ class Engine(Protocol):
         tier (number or null) and tier_reason (sentence), weights_fingerprint (`skote.model.fingerprint.fingerprint`),
         parameters (a number; 0 where there is no model), compile_s (seconds or null), notes (a sentence for each slow
         path that runs), paths (op -> path -> calls), speculative (true where one reading of the weights may give
-        several tokens).
+        several tokens), scores (false where `score` can only refuse), caveats (a sentence for each thing that the
+        figures of all requests so far leave open).
         """
 
 
@@ -230,6 +234,12 @@ class Desk(Protocol):
     def arrivals(self) -> Sequence[tuple[int, Request]]:
         """Requests that have come since the last call, with their keys; it does not wait."""
 
+    def on_arrival(self, wake: Callable[[], None] | None) -> None:
+        """Have `wake` called, in another thread, when there is something to look at; None ends that.
+
+        For engines that wait for others, and so have no steps to look between.
+        """
+
     def is_cancelled(self, key: int) -> bool:
         """Whether nobody waits for the request any more; the engine then ends it, within a step."""
 
@@ -237,7 +247,7 @@ class Desk(Protocol):
         """The request takes part in the batch from now on."""
 
     def cached(self, key: int, tokens: int) -> None:
-        """So many tokens of its prompt were computed for earlier requests; said once, before its first new token.
+        """So many tokens of its prompt were computed for earlier requests; said once, before it ends.
 
         An engine that keeps nothing of earlier prompts does not call it.
         """

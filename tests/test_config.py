@@ -30,9 +30,12 @@ from skote.types import Engine, UsageError
 OPTIONS = {
     "model": ["llama31_8b_shape", "llama32_1b_shape", "local", "smollm2_135m", "smollm2_135m_shape", "tiny_shape"],
     "dtype": ["bf16", "fp16", "fp32", "tf32"],
-    "engine": ["baseline", "simulated", "skotergy", "skotergy_published", "transformers_split", "transformers_static"],
+    "engine": [
+        *("baseline", "endpoint", "simulated", "skotergy", "skotergy_published"),
+        *("transformers_split", "transformers_static"),
+    ],
     "compare": [
-        *("baseline", "default", "none", "simulated", "skotergy", "skotergy_published"),
+        *("baseline", "default", "endpoint", "none", "simulated", "skotergy", "skotergy_published"),
         *("transformers_split", "transformers_static"),
     ],
     "workload": [

@@ -30,8 +30,8 @@ MAY_IMPORT = {
     "eval": {"types", "eval"},
     "config": {"types", "eval"},
 }
-MAY_ALSO_IMPORT = {"skote.eval.experiment": {"config"}}
-"""An experiment file is composed by the schema, to be held against a run of it."""
+MAY_ALSO_IMPORT = {"skote.eval.experiment": {"config"}, "skote.engines.endpoint_body": {"runtime"}}
+"""An experiment file is composed by the schema, to be held against a run of it; a server may want a prompt's text."""
 TOKENIZING = {"transformers.AutoTokenizer", "transformers.utils.logging"}
 OF_TIERS_2_AND_3 = {
     "skote.model.causal_lm",
@@ -47,7 +47,10 @@ BLIND_EXCEPTS = {
     "skote/eval/session.py": "the manifest records why a run failed, and the exception goes on",
 }
 
-PROTOCOLS = {"skote/eval/outcome.py": "GitHub names the file of a step's summary in a variable"}
+PROTOCOLS = {
+    "skote/eval/outcome.py": "GitHub names the file of a step's summary in a variable",
+    "skote/engines/endpoint_key.py": "a server's key may lie in the variable that the configuration names",
+}
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from skote.eval.derive import Measured
 from skote.eval.finding import SEVERITIES, Finding, Severity, requests
 from skote.eval.machine_findings import machine_findings
 from skote.eval.physics import physics_findings
-from skote.eval.replica_findings import idle_option_findings, option_findings, replica_findings
+from skote.eval.replica_findings import caveat_findings, idle_option_findings, option_findings, replica_findings
 from skote.eval.stats import MIN_BLOCKS, minimum_samples
 from skote.eval.survivors import survivor_findings
 
@@ -47,6 +47,7 @@ def find(measured: Measured, manifest: dict[str, Any]) -> list[Finding]:
         *machine_findings(measured, manifest),
         *physics_findings(measured, manifest),
         *_slow_paths(manifest),
+        *caveat_findings(manifest),
         *_late_captures(manifest),
     ]
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -188,12 +189,24 @@ class ParityGate:
         candidate, baseline = (
             {request.request_id: self._outputs[name][request.request_id] for request in requests} for name in self._arms
         )
-        self._divergences += find_divergences(candidate, baseline, self._baseline_gaps)
+        with ExitStack() as stack:
+            told = self._truth(stack) if candidate != baseline else None
+
+            def gaps(request_id: str, ids: Ids) -> Sequence[float]:
+                assert told is not None  # there is a difference
+                found = told(self._requests[request_id], ids)
+                return list(token_gaps(found.chosen, found.best))
+
+            self._divergences += find_divergences(candidate, baseline, gaps)
         return token_parity(len(self._requests), self._divergences)
 
-    def _baseline_gaps(self, request_id: str, ids: Ids) -> Sequence[float]:
-        found = self._choices("baseline", self._requests[request_id], ids)
-        return list(token_gaps(found.chosen, found.best))
+    def _truth(self, stack: ExitStack) -> Callable[[Request, Ids], Choices]:
+        """What tells of tokens in fp32: the baseline, or the reference where the baseline cannot."""
+        baseline = self._arms["baseline"].replicas[0]
+        if baseline.call("describe").result().get("scores", True):
+            return partial(self._choices, "baseline")
+        reference = stack.enter_context(self._reference())
+        return lambda request, ids: reference.call("choices", request, ids).result()
 
     def _judge_forced(self, request: Request, reference: AnyReplica) -> None:
         forced = self._outputs["baseline"][request.request_id]

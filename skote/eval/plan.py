@@ -37,6 +37,7 @@ from skote.runtime.text import TextCodec, load_tokenizer
 from skote.types import CheckpointError, UsageError
 
 SIMULATED = EngineConfig(name="simulated", _target_="skote.engines.simulated.SimulatedEngine")
+ENDPOINT_TARGET = "skote.engines.endpoint.EndpointEngine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +62,12 @@ class Plan:
     def devices_of(self, arm: ArmName) -> list[str]:
         """The devices of an arm's replicas: `devices`, and `other_devices` of the baseline arm.
 
-        An engine that deals its model out is one replica on all of them: ["cuda:0+cuda:1"].
+        An engine that deals its model out is one replica on all of them: ["cuda:0+cuda:1"]. A server is one replica,
+        too: how many it has itself, and on what, is its own affair.
         """
         devices = self.devices if arm == "candidate" else self.other_devices
+        if self.arms[arm]._target_ == ENDPOINT_TARGET:
+            return devices[:1]
         return ["+".join(devices)] if self.arms[arm].options.get("split") else devices
 
     def router_of(self, arm: ArmName) -> RouterConfig:
@@ -143,10 +147,13 @@ def plan_run(settings: RunConfig, directory: Path, progress: RunProgress, *, com
     elif compare:
         arms["baseline"] = EngineConfig.of(settings.compare)
     for arm, config in arms.items():
+        if config._target_ == ENDPOINT_TARGET:
+            _check_endpoint(settings, two_arms=len(arms) == 2)
         if config.options.get("split"):
             check_split(arm, devices if arm == "candidate" else other_devices, settings.router.backend.name)
     plan = Plan(settings, source, spec, devices, workload, codec, arms, stop, other_devices)
-    modelled = [config for config in arms.values() if config._target_ != SIMULATED._target_]
+    elsewhere = (SIMULATED._target_, ENDPOINT_TARGET)
+    modelled = [config for config in arms.values() if config._target_ not in elsewhere]
     positions = plan.model_options["max_model_len"]
     compared = len(arms) == 2 and settings.measure.parity and (settings.dtype.name != "fp32" or not workload.greedy)
     if settings.router.backend.address is not None:
@@ -170,6 +177,14 @@ def _check_numbers(settings: RunConfig) -> None:
         raise UsageError(f"measure.start_timeout_s must be a number of seconds above 0, got {timeout_s:g}.")
     _check_router("router", settings.router)
     _check_router("other.router", other_router(settings))
+
+
+def _check_endpoint(settings: RunConfig, *, two_arms: bool) -> None:
+    if two_arms and settings.measure.parity and settings.dtype.name != "fp32":
+        raise UsageError(
+            f"A server hands over no logits, by which arms in {settings.dtype.name} are compared: choose dtype=fp32 "
+            "for both, compare=none, or measure.parity=false, whose run says that its outputs were not compared."
+        )
 
 
 def other_router(settings: RunConfig) -> RouterConfig:

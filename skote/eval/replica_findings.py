@@ -1,4 +1,4 @@
-"""Findings about replicas: those that differ on purpose, that options cannot reach, that ended, or live elsewhere."""
+"""Findings about replicas: that differ on purpose, that options cannot reach, that ended, live elsewhere, or guess."""
 
 from __future__ import annotations
 
@@ -52,6 +52,14 @@ def idle_option_findings(manifest: dict[str, Any]) -> Iterator[Finding]:
                 f"{group}.max_batch={rows} had less than its effect: it lets {rows} requests run together, and {cause}"
             )
             yield Finding("warning", "idle_option", most, rows, said)
+
+
+def caveat_findings(manifest: dict[str, Any]) -> Iterator[Finding]:
+    """For each arm: what its engine says that its figures leave open, once."""
+    for arm, entry in manifest["arms"].items():
+        said = [caveat for replica in entry["replicas"] for caveat in replica["info"].get("caveats", [])]
+        for caveat in dict.fromkeys(said):
+            yield Finding("warning", "caveat", arm, None, f"Of the {arm} arm: {caveat}")
 
 
 CLOCK_LIMIT_MS = 1.0

@@ -162,6 +162,9 @@ class ListDesk:
         taken, self._arrivals = self._arrivals, []
         return taken
 
+    def on_arrival(self, wake: Callable[[], None] | None) -> None:
+        """Nothing comes."""
+
     def is_cancelled(self, key: int) -> bool:
         """Never."""
         del key

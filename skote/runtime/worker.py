@@ -75,6 +75,8 @@ class _Inbox:
         self._calls: SimpleQueue[bytes] = SimpleQueue()
         self._held: list[Any] = []  # a call that was looked at, and has to wait
         self._cancelled: dict[int, set[int]] = {}
+        self._wake: Callable[[], None] | None = None
+        self._waking = threading.Lock()
         threading.Thread(target=self._read, args=(connection,), name="worker-reader", daemon=True).start()
 
     def receive(self) -> Any:  # noqa: ANN401 - whatever the parent sent
@@ -96,6 +98,11 @@ class _Inbox:
             return None
         return call[0], *call[2]
 
+    def on_arrival(self, wake: Callable[[], None] | None) -> None:
+        """Have `wake` called by the reading thread whenever something has come; once this returns, no other is."""
+        with self._waking:
+            self._wake = wake
+
     def is_cancelled(self, call_id: int, row: int) -> bool:
         """Whether a row of a call has been cancelled by now."""
         return row in self._cancelled.get(call_id, ())
@@ -115,6 +122,9 @@ class _Inbox:
                     self.watched = True
                 else:
                     self._calls.put(message)
+                with self._waking:
+                    if self._wake is not None:
+                        self._wake()
         except (EOFError, OSError):
             # The worker leads its own session, so this takes the compilers that it may have started along.
             os.killpg(os.getpgrp(), signal.SIGKILL)

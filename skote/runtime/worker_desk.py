@@ -25,6 +25,9 @@ class Launches(Protocol):
     def next_launch(self) -> Launch | None:
         """The next call, where it is a launch; it does not wait."""
 
+    def on_arrival(self, wake: Callable[[], None] | None) -> None:
+        """Have `wake` called, in another thread, whenever something has come; None ends that."""
+
     def is_cancelled(self, call_id: int, row: int) -> bool:
         """Whether a row of a call has been cancelled by now."""
 
@@ -75,6 +78,10 @@ class WorkerDesk:
         while (launch := self._inbox.next_launch()) is not None:
             taken.extend(self._open(launch))
         return taken
+
+    def on_arrival(self, wake: Callable[[], None] | None) -> None:
+        """As `Desk.on_arrival`."""
+        self._inbox.on_arrival(wake)
 
     def is_cancelled(self, key: int) -> bool:
         """As `Desk.is_cancelled`."""

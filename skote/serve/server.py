@@ -31,7 +31,10 @@ def bind(host: str, port: int) -> socket.socket:
     Raises:
         UsageError: it cannot be had.
     """
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # The protocol is named, or asyncio leaves TCP_NODELAY off: then each token after the first waits until the reader's
+    # system has acknowledged the one before, which may be 40 ms.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))

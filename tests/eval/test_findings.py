@@ -285,6 +285,16 @@ def test_a_slow_path_is_named_once(run):
     assert "There is no C++ compiler" in finding.sentence
 
 
+def test_what_an_engine_leaves_open_is_named_once(run):
+    manifest = changed(run)
+    manifest["arms"]["baseline"]["replicas"][0]["info"]["caveats"] = ["Tokens were counted by chunk."] * 2
+
+    [finding] = find(Measured(run), manifest)
+
+    assert (finding.severity, finding.code, finding.observed) == ("warning", "caveat", "baseline")
+    assert finding.sentence == "Of the baseline arm: Tokens were counted by chunk."
+
+
 def test_invalid_findings_come_first(run):
     manifest = changed(run, status="interrupted", parity=None)
 

@@ -20,8 +20,9 @@ REQUESTS = [Request("a", (1, 2), 3), Request("b", (3,), 3, Sampling(temperature=
 class Arm:
     """Answers with `outputs`, scores with `logits`, and remembers what it was asked."""
 
-    def __init__(self, name, outputs, logits=None, error=None):
+    def __init__(self, name, outputs, logits=None, error=None, scores=True):
         self.name, self._outputs, self._logits, self._error = name, outputs, logits, error
+        self._scores = scores
         self.dispatcher = self
         self.replicas = [self]
         self.seen, self.scored = [], []
@@ -46,7 +47,10 @@ class Arm:
             )
         )
 
-    def call(self, method, request, forced):
+    def call(self, method, request=None, forced=()):
+        if method == "describe":
+            return _done({} if self._scores else {"scores": False})
+        assert self._scores
         self.scored.append((request.request_id, forced))
         logits = self._logits[: len(forced)]
         return _done({"score": lambda: logits, "choices": lambda: choices(logits, forced)}[method]())
@@ -86,6 +90,29 @@ def test_a_difference_is_judged_by_the_baseline_fed_with_the_candidates_tokens()
     assert baseline.scored == [("a", (0, 0, 0))]
     assert entry["divergences"][0]["gap"] == pytest.approx(0.0005, rel=1e-3)
     assert entry["passed"]
+
+
+def test_a_difference_from_a_baseline_that_cannot_score_is_judged_by_the_reference():
+    candidate, baseline = Arm("candidate", {**OUTPUTS, "a": (0, 0, 0)}), Arm("baseline", OUTPUTS, scores=False)
+    reference = Arm("reference", {}, LOGITS)
+    judge = ParityGate(
+        candidate, baseline, dtype="fp32", reference=lambda: nullcontext(reference), eos_ids=(), vocab=2, seed=0
+    )
+
+    entry = judge.probe(REQUESTS)
+
+    assert reference.scored == [("a", (0, 0, 0))]
+    assert entry["divergences"][0]["gap"] == pytest.approx(0.0005, rel=1e-3)
+    assert entry["passed"]
+
+
+def test_an_arm_that_does_not_tell_its_tokens_fails():
+    candidate, baseline = Arm("candidate", OUTPUTS), Arm("baseline", {**OUTPUTS, "a": (-1, -1, -1)}, scores=False)
+
+    entry = gate(candidate, baseline).probe(REQUESTS)
+
+    assert not entry["passed"]
+    assert "The baseline did not tell the ids of its answer to request a" in entry["sentence"]
 
 
 def test_settling_judges_every_timed_output():
