@@ -171,6 +171,11 @@ def without_wait(text: str, index: int) -> str:
     return WAIT.join(parts[: index + 1]) + "pass" + WAIT.join(parts[index + 1 :])
 
 
+def test_no_kernel_has_an_atomic() -> None:
+    """Sums whose order is left to chance would give other bits."""
+    assert not [name for name, function in FUNCTIONS.items() if "atomic" in ast.unparse(function)]
+
+
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_kernel_keeps_the_order_on_every_path(name: str) -> None:
     assert faults_of(TEXTS[name]) == []
