@@ -5,9 +5,9 @@ them by a tile of 16, 32, 64 or 128 rows through tensor cores, of which those in
 depends on nothing but that row. Between the sets roundings differ, so an engine keeps to one of them and says which.
 
 Each kernel is launched by programmatic dependent launch and waits for its predecessor before its first dependent read
-and its first write; those of the single-row set load what is constant within a step while it still runs. Constant are weights, rope tables, the
-block table, positions, and the cache's older slots: the step's last kernel advances the positions after its own wait,
-and the next replay starts when the graph has ended.
+and its first write; those of the single-row set load what is constant within a step while it still runs. Constant are
+weights, rope tables, the block table, positions, and the cache's older slots: the step's last kernel advances the
+positions after its own wait, and the next replay starts when the graph has ended.
 """
 
 from __future__ import annotations
