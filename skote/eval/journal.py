@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from skote.eval.record import REQUEST_SCHEMA, TOKEN_SCHEMA, RowKey, replace_file, request_row, token_rows
+from skote.eval.record import REQUEST_SCHEMA, TOKEN_SCHEMA, RowKey, replace_file, request_row, token_rows, unwritten
 from skote.types import Chunk, Completion, RecordError
 
 NAME = "unflushed.jsonl"
@@ -44,7 +44,7 @@ class Journal:
                 self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             os.write(self._descriptor, json.dumps(line).encode() + b"\n")
         except OSError as error:
-            raise RecordError(f"{self._path} could not be written ({error.strerror or error}).") from error
+            raise unwritten(self._path, error) from error
 
     def clear(self) -> None:
         """Forget what was noted: it is in the parquet files now."""

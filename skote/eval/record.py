@@ -268,12 +268,17 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
         write(temporary)
         temporary.replace(path)
     except OSError as error:
-        raise RecordError(
-            f"{path} could not be written ({error.strerror or error}): free some space, or choose another folder "
-            "(for a run, hydra.run.dir=DIR)."
-        ) from error
+        raise unwritten(path, error) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def unwritten(path: Path, error: OSError) -> RecordError:
+    """What to raise where `path` could not be written for `error`."""
+    return RecordError(
+        f"{path} could not be written ({error.strerror or error}): free some space, or choose another folder "
+        "(for a run, hydra.run.dir=DIR)."
+    )
 
 
 def read_run(directory: Path) -> Run:
