@@ -53,9 +53,7 @@ class Door:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI 3."""
-        if scope["type"] != "http":
-            raise NotImplementedError(f"This server speaks http alone, not {scope['type']}.")
+        """As ASGI 3, of requests alone: the server speaks no WebSocket and has no lifespan."""
         try:
             self._admit(scope["path"], Headers(scope=scope))
             body = await self._body(receive)
