@@ -24,7 +24,7 @@ from skote.kernels.row_dot_triton import row_chunks, row_dot, weight_chunks
 
 def residual_gemv_reference(x: torch.Tensor, h: torch.Tensor, weight: torch.Tensor) -> None:
     """The same in framework ops, fp32 inside; arguments as `residual_gemv`."""
-    x += (weight.float() * h.float()).sum(-1)
+    x += (weight.float() * h.flatten().float()).sum(-1)
 
 
 @triton.jit
