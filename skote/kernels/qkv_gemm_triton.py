@@ -1,6 +1,6 @@
 """The head of a decoder layer, for 16 to 128 rows: fused q/k/v projection, RoPE, and the write to the KV cache.
 
-    q | k | v = W n + bias;   q, k rotated at the row's position;   cache[slot] = k, v
+    q | k | v = W n + bias;   q, k rotated at the row's position (see `rope`);   cache[slot] = k, v
 
 n is normalised already (`add_rms_norm`). Position p of row r lives in slot table[r, p // PAGE] * PAGE + p % PAGE of
 every head. A row with a negative position is idle: it leaves the cache alone. As in `qkv_gemv`, a program takes both

@@ -1,6 +1,6 @@
 """The head of a decoder layer, for one row: RMSNorm, fused q/k/v projection, RoPE, and the write to the KV cache.
 
-    n = x / sqrt(mean(x^2) + eps) * norm;   q | k | v = W n + bias;   q, k rotated at the row's position;
+    n = x / sqrt(mean(x^2) + eps) * norm;   q | k | v = W n + bias;   q, k rotated at the row's position (see `rope`);
     cache[slot] = k, v
 
 Position p lives in slot table[p // PAGE] * PAGE + p % PAGE of every head. A program takes rows i and i + D/2 of one

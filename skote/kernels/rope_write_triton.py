@@ -1,4 +1,5 @@
-"""After a prefill's q/k/v projection: rotate q and k in place, and write k and v to the paged cache.
+"""After a prefill's q/k/v projection: rotate q and k in place (`rope` has the formula), and write k and v to the paged
+cache.
 
 Token t is position p = start + t. It lives in slot table[p // PAGE] * PAGE + p % PAGE of every head; positions from
 `capacity` on, the padding of a bucket, are rotated and not written. Without query heads k and v alone are there. With

@@ -246,6 +246,28 @@ def test_the_right_call_is_launched(name: str, launches: Launches) -> None:
     assert launches.count == (2 if name in ("flash_decode of 32", "flash_decode of 48") else 1)
 
 
+def test_numbers_that_no_tensor_shows_are_refused(launches: Launches) -> None:
+    case = CASES["rope_write alone"]
+    for start in (-1, POSITIONS):
+        assert f"start {start} lies beyond the {POSITIONS} positions" in refused(at(case, start=start), ValueError)
+    heads = torch.empty(5, 2 * KV_HEADS - 1, HEAD_DIM, dtype=BF16, device="cuda:0")
+    assert "qkv has 3 heads" in refused(case, ValueError, qkv=heads)
+    case = CASES["flash_decode of 32"]
+    assert "49 positions do not fit" in refused(at(case, positions=POSITIONS + 1), ValueError)
+    seven = torch.empty(ROWS, 7, HEAD_DIM, dtype=BF16, device="cuda:0")
+    assert "7 query heads cannot share 2 kv heads" in refused(case, ValueError, q=seven, out=seven)
+    for name, tile in {"residual_gemv": Tile(3, 1), "gate_up_gemv": Tile(4, 1, 5), "qkv_gemv": Tile(6, 1)}.items():
+        assert "are not a multiple of the tile's" in refused(at(CASES[name], tile=tile), ValueError)
+    for name in ("qkv_gemm of rows", "gate_up_gemm", "head_gemm"):
+        tile = GEMM._replace(splits=2)
+        assert "the tile splits the columns" in refused(at(CASES[name], tile=tile), ValueError)
+    assert launches.count == 0
+
+
+def at(case: Case, **options: Any) -> Case:
+    return case._replace(options=case.options | options)
+
+
 @EVERY
 def test_a_tensor_elsewhere_is_refused(name: str, launches: Launches) -> None:
     case = CASES[name]
