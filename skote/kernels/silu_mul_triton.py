@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from skote.kernels.launch import check_tensors
+from skote.kernels.launch import check_float, check_rank, check_tensors
 
 _BLOCK = 1024
 
@@ -27,12 +27,15 @@ def silu_mul_kernel(gate_up_ptr, out_ptr, INTERMEDIATE: tl.constexpr, BLOCK: tl.
 
 
 def silu_mul_triton(gate_up: torch.Tensor) -> torch.Tensor:
-    """Launch the kernel on `gate_up` [rows, 2 * intermediate], gate first: `[rows, intermediate]` in its dtype.
+    """Launch the kernel on `gate_up` [rows, 2 * intermediate], gate first, in a float dtype: `[rows, intermediate]`
+    in that dtype.
 
     Raises:
-        TypeError, ValueError: what `check_tensors` refuses, or an odd number of columns.
+        TypeError, ValueError: what the checks of `launch` refuse, or an odd number of columns.
     """
     check_tensors("silu_mul_triton", gate_up=gate_up)
+    check_float("silu_mul_triton", gate_up=gate_up)
+    check_rank("silu_mul_triton", 2, gate_up=gate_up)
     rows, columns = gate_up.shape
     if columns % 2:
         raise ValueError(f"silu_mul_triton: {columns} columns are not gate and up of one length.")

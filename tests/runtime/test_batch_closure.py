@@ -1,5 +1,6 @@
 """The closure of many rows with every launcher's reference in place of its kernel, graphs that run at once, and a CPU.
 
+All that is launched goes through the launcher's checks, too, but for the one that asks for CUDA.
 What it shows is where rows, pages and tokens go; the kernels' own bits are the GPU tests' (test_cuda_batch.py).
 """
 
@@ -16,16 +17,18 @@ import torch
 
 pytest.importorskip("triton")
 
-from skote.kernels.add_rms_norm_triton import add_rms_norm_reference
-from skote.kernels.flash_decode_triton import flash_decode_reference
-from skote.kernels.gate_up_gemm_triton import gate_up_gemm_reference
-from skote.kernels.gumbel_best_triton import gumbel_best_reference
-from skote.kernels.head_gemm_triton import head_gemm_reference
-from skote.kernels.head_norm_triton import head_norm_reference
-from skote.kernels.qkv_gemm_triton import qkv_gemm_reference
-from skote.kernels.rope_write_triton import rope_write_reference
+from skote.kernels.add_rms_norm_triton import add_rms_norm, add_rms_norm_reference
+from skote.kernels.flash_decode_triton import flash_decode, flash_decode_reference
+from skote.kernels.gate_up_gemm_triton import gate_up_gemm, gate_up_gemm_reference
+from skote.kernels.greedy_token_triton import greedy_token, greedy_token_reference
+from skote.kernels.gumbel_best_triton import gumbel_best, gumbel_best_reference
+from skote.kernels.head_gemm_triton import head_gemm, head_gemm_reference
+from skote.kernels.head_norm_triton import head_norm, head_norm_reference
+from skote.kernels.qkv_gemm_triton import qkv_gemm, qkv_gemm_reference
+from skote.kernels.rope_write_triton import rope_write, rope_write_reference
 from skote.kernels.silu_mul import silu_mul
-from skote.kernels.split_gemm_triton import split_gemm_reference
+from skote.kernels.silu_mul_triton import silu_mul_triton
+from skote.kernels.split_gemm_triton import split_gemm, split_gemm_reference
 from skote.model.decoder import Decoder
 from skote.model.spec import DecoderSpec, RopeSpec
 from skote.model.weights import DecoderWeights, LayerWeights
@@ -65,56 +68,45 @@ class Immediate:
         return SimpleNamespace(replay=run, launched=run())
 
 
-def flash_decode(
+def flash_decode_in_place(
     q: Any, k: Any, v: Any, position: Any, table: Any, out: Any, *_: Any, cut: Any, scale: Any, **__: Any
 ) -> None:
     out.copy_(flash_decode_reference(q, k, v, position, table, page=cut.page, scale=scale))
 
 
-def head_gemm(normed: Any, weight: Any, logits: Any, best: Any, first: Any, *, tile: Any, pdl: bool) -> None:
+def head_gemm_in_tiles(normed: Any, weight: Any, logits: Any, best: Any, first: Any, *, tile: Any, pdl: bool) -> None:
     head_gemm_reference(normed, weight, logits)
     for program, part in enumerate(logits.split(tile.rows, dim=1)):
         best[:, program], argmax = part.max(1)
         first[:, program] = argmax + program * tile.rows
 
 
-def greedy_token(best: Any, first: Any, position: Any, history: Any, embed: Any, x: Any, *, pdl: bool) -> None:
-    for row in (position >= 0).nonzero().flatten().tolist():
-        token = int(first[row, best[row].argmax()]) if not best[row].isnan().all() else -1
-        history[row, position[row] + 1] = token
-        position[row] += 1
-        x[row] = embed[max(token, 0)]
-
-
-def split_gemm(h: torch.Tensor, weight: torch.Tensor, partials: torch.Tensor, *, tile: Any, pdl: bool) -> None:
+def split_gemm_in_parts(h: torch.Tensor, weight: torch.Tensor, partials: torch.Tensor, *, tile: Any, pdl: bool) -> None:
     for columns, part in zip(torch.arange(h.shape[1]).chunk(tile.splits), partials, strict=True):
         part.copy_(split_gemm_reference(h[:, columns], weight[:, columns]))
 
 
-def without(reference: Callable[..., None], *names: str) -> Callable[..., None]:
-    """`reference`, called with keywords of the launcher that it does not know."""
-
-    def call(*tensors: Any, **options: Any) -> None:
-        reference(*tensors, **{name: value for name, value in options.items() if name not in names})
-
-    return call
-
-
 @pytest.fixture(autouse=True)
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    norm = without(add_rms_norm_reference, "pdl")
+def no_gpu(monkeypatch: pytest.MonkeyPatch, door: Callable[..., Any]) -> None:
+    norm = door(add_rms_norm, add_rms_norm_reference, "pdl")
     for module, launchers in {
-        kernel_sets: {"flash_decode": flash_decode, "head_gemm": head_gemm},
+        kernel_sets: {
+            "flash_decode": door(flash_decode, flash_decode_in_place),
+            "head_gemm": door(head_gemm, head_gemm_in_tiles),
+        },
         gemm_chain: {
             "add_rms_norm": norm,
-            "qkv_gemm": without(qkv_gemm_reference, "pdl", "tile"),
-            "head_norm": without(head_norm_reference, "pdl"),
-            "split_gemm": split_gemm,
-            "gate_up_gemm": without(gate_up_gemm_reference, "pdl", "tile"),
+            "qkv_gemm": door(qkv_gemm, qkv_gemm_reference, "pdl", "tile"),
+            "head_norm": door(head_norm, head_norm_reference, "pdl"),
+            "split_gemm": door(split_gemm, split_gemm_in_parts),
+            "gate_up_gemm": door(gate_up_gemm, gate_up_gemm_reference, "pdl", "tile"),
         },
-        packed_prefill: {"add_rms_norm": norm, "rope_write": rope_write_reference},
-        prompt_ops: {"silu_mul_triton": silu_mul},
-        token_choice: {"gumbel_best": without(gumbel_best_reference, "pdl"), "greedy_token": greedy_token},
+        packed_prefill: {"add_rms_norm": norm, "rope_write": door(rope_write, rope_write_reference)},
+        prompt_ops: {"silu_mul_triton": door(silu_mul_triton, silu_mul)},
+        token_choice: {
+            "gumbel_best": door(gumbel_best, gumbel_best_reference, "pdl"),
+            "greedy_token": door(greedy_token, greedy_token_reference, "pdl"),
+        },
         batch_step: {"TokenRing": Ring},
         batch_closure: {"Captures": Immediate, "allocations": lambda _: 0},
     }.items():
