@@ -93,7 +93,7 @@ def physics_findings(measured: Measured, manifest: dict[str, Any]) -> Iterator[F
 
 
 def _impossible(floors: pd.Series[float] | None, took: pd.Series[float], limit: float) -> tuple[int, float] | None:
-    """Of requests with these `floors`, that `took` so many ms: how many were beyond `limit`, and how fast the fastest was.
+    """Of requests with these `floors` that `took` so many ms: how many are beyond `limit`, and how far the fastest is.
 
     None where no more than `FEW` of them were, and none was `ONCE` times as fast as that; or no floor is known.
     """

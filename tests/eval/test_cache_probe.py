@@ -1,0 +1,184 @@
+"""Whether an engine keeps prompts: what it is asked, what is made of its times, and a whole run of one that does."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from skote.eval.cache_findings import cache_findings
+from skote.eval.cache_probe import CacheProbe, cache_probe, run_probe
+from skote.eval.derive import Measured
+from skote.eval.record import read_run
+from skote.eval.warmup import Unmeasured
+from skote.types import Chunk, Completion, Request
+
+HERE = Path(__file__).parent
+MS = 1_000_000
+PROMPTS = [(0, 0, *range(first, first + 10), 9, 9) for first in (20, 40)]  # two tokens of a template at each end
+
+
+def unmeasured(prompts=PROMPTS):
+    return Unmeasured(lambda length: (1,) * length, prompts)
+
+
+def test_the_prompts_are_the_longest_one_s_tokens_in_another_order():
+    block = [Request("a", PROMPTS[0][:-1], 8), Request("b", PROMPTS[1], 16, ignore_eos=True)]
+    probe = cache_probe(block, unmeasured(), random.Random(0))
+
+    for request in (probe.first, probe.other):
+        ids = request.input_ids
+        assert request == replace(block[1], input_ids=ids)
+        assert (ids[:2], ids[-2:], sorted(ids[2:-2])) == ((0, 0), (9, 9), list(range(40, 50)))
+    assert len({probe.first.input_ids, probe.other.input_ids, PROMPTS[1]}) == 3
+
+
+def test_a_lone_prompt_has_no_beginning_of_all_and_one_token_no_other_order():
+    [prompt] = prompts = [(1, 2, 3, 4)]
+    probe = cache_probe([Request("a", prompt, 1)], unmeasured(prompts), random.Random(0))
+
+    assert sorted(probe.first.input_ids) == [1, 2, 3, 4]
+    assert probe.first.input_ids != prompt
+    assert cache_probe([Request("a", (5, 5, 5), 1)], unmeasured([(5, 5, 5)]), random.Random(0)) is None
+
+
+class Replica:
+    """Gives one token after the first token's ms of each request in turn, and the others when it is cancelled."""
+
+    def __init__(self, first_ms, cached=None, error=None):
+        self._first_ms, self._cached, self._error = list(first_ms), cached, error
+        self.seen, self.cancelled, self._open = [], 0, {}
+
+    def generate(self, requests, hear=None):
+        [request] = requests
+        self.seen.append(request)
+        launch, ms = Future(), self._first_ms.pop(0)
+        chunks = () if self._error else (Chunk(5 * MS + round(ms * MS), 1),)
+        done = Completion(
+            request.request_id, 3, (), chunks, 5 * MS, 6 * MS, 99 * MS, "error" if self._error else "cancelled",
+            error=self._error, cached_tokens=self._cached,
+        )  # fmt: skip
+        if self._error:
+            launch.set_result([done])
+        else:
+            self._open[launch] = done
+            hear(0, [7])
+        return launch
+
+    def cancel(self, launch, row):
+        assert row == 0
+        self.cancelled += 1
+        if launch in self._open:
+            launch.set_result([self._open[launch]])
+
+
+PROBE = CacheProbe(Request("a", (1, 2), 64), Request("a", (2, 1), 64))
+
+
+def test_a_prompt_is_asked_then_again_and_another_in_an_order_that_is_drawn():
+    orders = set()
+    for _ in range(40):
+        replica = Replica([30, 20, 10], cached=1)
+        found = run_probe(replica, lambda requests: requests, PROBE)
+        first, *later = (request.input_ids for request in replica.seen)
+        orders.add(tuple(later))
+        assert first == (1, 2)
+        assert {each.max_new_tokens for each in replica.seen} == {64}
+        assert replica.cancelled == 3
+        again, other = (20, 10) if later[0] == first else (10, 20)
+        assert found == {"again_ms": again, "other_ms": other, "cached_tokens": 1}
+
+    assert orders == {((1, 2), (2, 1)), ((2, 1), (1, 2))}
+
+
+def test_the_three_are_salted_as_one_pass():
+    replica = Replica([1, 1, 1])
+    run_probe(replica, lambda requests: [replace(each, cache_salt="s") for each in requests], PROBE)
+
+    assert [each.cache_salt for each in replica.seen] == ["s"] * 3
+
+
+def test_a_probe_that_fails_tells_nothing():
+    assert run_probe(Replica([1, 1, 1], error="out of cheese"), lambda requests: requests, PROBE) is None
+
+
+def findings(directory, pairs, cached=None, share=0.4):
+    """Of a run whose candidate took these ms to the first token of a prompt again, and of another one."""
+    run = read_run(directory)
+    manifest = run.manifest
+    manifest["workload"]["shared_prefix_share"] = share
+    timed = [each for each in manifest["passes"] if each["arm"] == "candidate" and each["phase"] == "measure"]
+    for entry, (again, other) in zip(timed, pairs, strict=False):
+        entry["cache_probe"] = {"again_ms": again, "other_ms": other, "cached_tokens": cached}
+    return list(cache_findings(Measured(run), manifest))
+
+
+@pytest.fixture
+def directory(synthetic):
+    return synthetic(arms={"candidate": "skotergy"}).write()
+
+
+SOONER = [(10, 20), (11, 21), (10, 22), (9, 19), (12, 22), (10, 20)]
+
+
+@pytest.mark.parametrize(
+    ("share", "cached", "severity"), [(0.4, None, "invalid"), (0.05, None, "warning"), (0.05, 0, "invalid")]
+)
+def test_a_prompt_that_comes_sooner_when_it_is_asked_again(directory, share, cached, severity):
+    """Half the time; invalid where the timed prompts share theirs, and where the engine says that it took nothing."""
+    [finding] = findings(directory, SOONER, cached, share)
+
+    assert (finding.severity, finding.code) == (severity, "hidden_cache")
+    assert finding.observed == pytest.approx(0.5, abs=0.02)
+    assert ("denies that it keeps" in finding.sentence) == (cached == 0)
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        [(20, 20), (21, 20), (19, 21), (20, 19), (20, 20), (21, 21)],
+        [(18, 20)] * 6,
+        [(5, 20), (30, 20), (8, 20), (25, 20), (18, 22), (15, 20)],
+        [(0.2, 0.4), (0.2, 0.45), (0.2, 0.41), (0.2, 0.4), (0.2, 0.4), (0.2, 0.4)],
+    ],
+    ids=["as soon", "a tenth sooner", "now sooner, now later", "a fifth of a millisecond sooner"],
+)
+def test_what_is_no_sign_of_a_cache(directory, pairs):
+    assert findings(directory, pairs) == []
+
+
+def test_a_cache_that_the_engine_declares_is_not_hidden(directory):
+    assert findings(directory, SOONER, cached=128) == []
+
+
+def test_with_fewer_than_five_pairs_nobody_can_tell(directory):
+    assert [each.code for each in findings(directory, SOONER[:4])] == ["shared_prefix"]
+    assert findings(directory, SOONER[:4], share=0.05) == []
+
+
+@pytest.mark.slow
+def test_an_engine_that_keeps_prompts_and_does_not_say_so_is_invalid(tmp_path):
+    """20 ms of prefill, of documents that share no more than a word."""
+    command = (
+        "model=tiny_shape", "engine=simulated", "compare=none", "+engine.prefill_ms=20", "report=none",
+        "workload.prompts=sentences", "workload.prompt_tokens=20", "workload.requests_per_block=2",
+        "workload.max_new_tokens=4", "measure.harness_overhead=false", "hydra.run.dir=run",
+    )  # fmt: skip
+    found = {}
+    for target in ("cheats.KeepingEngine", "skote.engines.simulated.SimulatedEngine"):
+        done = subprocess.run(
+            [sys.executable, HERE.parent.parent / "run.py", *command, f"engine._target_={target}"], cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(HERE)}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.stderr == ""
+        metrics = json.loads((tmp_path / "run" / "metrics.json").read_text(encoding="utf-8"))
+        found[target] = [(each["severity"], each["code"]) for each in metrics["findings"] if "cache" in each["code"]]
+
+    assert list(found.values()) == [[("warning", "hidden_cache")], []]
