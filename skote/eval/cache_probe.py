@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -56,33 +57,41 @@ def run_probe(
 ) -> dict[str, Any] | None:
     """Ask `replica`, `salted` as one pass: `again_ms` and `other_ms`, from the dispatch to the first token.
 
-    `cached_tokens` is what the engine says of the prompt that was asked again; None where it does not count. None for
-    all of it where one of the three got no token.
+    `cached_tokens` is what the engine says of the prompt that was asked again; None where it does not count.
+    `told_after_ms` is how long after its stamp a first token was known here, the least of the three. None for all of it
+    where one of them got no token.
     """
     first, again, other = salted([probe.first, probe.first, probe.other])
     later = [("again", again), ("other", other)]
     random.SystemRandom().shuffle(later)
     asked = {name: _first_token(replica, request) for name, request in [("first", first), *later]}
-    if any(not completion.chunks for completion in asked.values()):
+    if any(not completion.chunks for completion, _ in asked.values()):
         return None
+    (again_done, _), (other_done, _) = asked["again"], asked["other"]
     return {
-        "again_ms": _ttft_ms(asked["again"]),
-        "other_ms": _ttft_ms(asked["other"]),
-        "cached_tokens": asked["again"].cached_tokens,
+        "again_ms": (again_done.chunks[0].t_ns - again_done.dispatched_ns) / 1e6,
+        "other_ms": (other_done.chunks[0].t_ns - other_done.dispatched_ns) / 1e6,
+        "cached_tokens": again_done.cached_tokens,
+        "told_after_ms": min(told_ns - done.chunks[0].t_ns for done, told_ns in asked.values()) / 1e6,
     }
 
 
-def _first_token(replica: Asked, request: Request) -> Completion:
-    """What is there of the answer to `request` when it is cancelled after its first token, or has failed."""
+def _first_token(replica: Asked, request: Request) -> tuple[Completion, int]:
+    """What is there of the answer to `request` when it is cancelled after its first token, or has failed.
+
+    And when that token was known here, by `time.monotonic_ns`.
+    """
     heard = threading.Event()
-    launch = replica.generate([request], lambda _row, _ids: heard.set())
+    told_ns: list[int] = []
+
+    def hear(_row: int, _ids: Sequence[int]) -> None:
+        told_ns.append(time.monotonic_ns())
+        heard.set()
+
+    launch = replica.generate([request], hear)
     launch.add_done_callback(lambda _: heard.set())
     while not heard.wait(SIGNAL_CHECK_S):  # a signal that comes just before a wait does not end it
         pass
     replica.cancel(launch, 0)
     [completion] = launch.result()
-    return completion
-
-
-def _ttft_ms(completion: Completion) -> float:
-    return (completion.chunks[0].t_ns - completion.dispatched_ns) / 1e6
+    return completion, told_ns[0] if told_ns else completion.end_ns

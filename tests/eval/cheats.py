@@ -6,7 +6,6 @@ import time
 
 import numpy as np
 
-from skote.engines.simulated import SimulatedEngine
 from skote.runtime.engine import SkotergyEngine
 
 
@@ -69,22 +68,3 @@ class StaleEngine(SkotergyEngine):
             for _ in range(request.max_new_tokens):
                 emit(row, (7,))
         return ["length"] * len(requests)
-
-
-class KeepingEngine(SimulatedEngine):
-    """Keeps every prompt through all phases, and waits for the prefill of what is new of a prompt alone."""
-
-    def __init__(self, **options):
-        super().__init__(**options)
-        self._full_ms, self._kept = self._prefill_ms, []
-
-    def generate(self, requests, emit):
-        ids = requests[0].input_ids
-        known = max((_shared(ids, kept) for kept in self._kept), default=0)
-        self._kept.append(ids)
-        self._prefill_ms = self._full_ms * (1 - known / len(ids))
-        return super().generate(requests, emit)
-
-
-def _shared(left, right):
-    return next((at for at, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))

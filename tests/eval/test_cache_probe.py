@@ -1,15 +1,10 @@
-"""Whether an engine keeps prompts: what it is asked, what is made of its times, and a whole run of one that does."""
+"""Whether an engine keeps prompts: what it is asked, and what is made of its times."""
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import subprocess
-import sys
 from concurrent.futures import Future
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +15,6 @@ from skote.eval.record import read_run
 from skote.eval.warmup import Unmeasured
 from skote.types import Chunk, Completion, Request
 
-HERE = Path(__file__).parent
 MS = 1_000_000
 PROMPTS = [(0, 0, *range(first, first + 10), 9, 9) for first in (20, 40)]  # two tokens of a template at each end
 
@@ -93,7 +87,9 @@ def test_a_prompt_is_asked_then_again_and_another_in_an_order_that_is_drawn():
         assert {each.max_new_tokens for each in replica.seen} == {64}
         assert replica.cancelled == 3
         again, other = (20, 10) if later[0] == first else (10, 20)
+        told_after_ms = found.pop("told_after_ms")
         assert found == {"again_ms": again, "other_ms": other, "cached_tokens": 1}
+        assert told_after_ms > 1e3  # these tokens are stamped in the first seconds of the machine
 
     assert orders == {((1, 2), (2, 1)), ((2, 1), (1, 2))}
 
@@ -161,24 +157,3 @@ def test_a_cache_that_the_engine_declares_is_not_hidden(directory):
 def test_with_fewer_than_five_pairs_nobody_can_tell(directory):
     assert [each.code for each in findings(directory, SOONER[:4])] == ["shared_prefix"]
     assert findings(directory, SOONER[:4], share=0.05) == []
-
-
-@pytest.mark.slow
-def test_an_engine_that_keeps_prompts_and_does_not_say_so_is_invalid(tmp_path):
-    """20 ms of prefill, of documents that share no more than a word."""
-    command = (
-        "model=tiny_shape", "engine=simulated", "compare=none", "+engine.prefill_ms=20", "report=none",
-        "workload.prompts=sentences", "workload.prompt_tokens=20", "workload.requests_per_block=2",
-        "workload.max_new_tokens=4", "measure.harness_overhead=false", "hydra.run.dir=run",
-    )  # fmt: skip
-    found = {}
-    for target in ("cheats.KeepingEngine", "skote.engines.simulated.SimulatedEngine"):
-        done = subprocess.run(
-            [sys.executable, HERE.parent.parent / "run.py", *command, f"engine._target_={target}"], cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(HERE)}, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.stderr == ""
-        metrics = json.loads((tmp_path / "run" / "metrics.json").read_text(encoding="utf-8"))
-        found[target] = [(each["severity"], each["code"]) for each in metrics["findings"] if "cache" in each["code"]]
-
-    assert list(found.values()) == [[("warning", "hidden_cache")], []]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import resource
 import select
@@ -18,7 +17,6 @@ import psutil
 import pytest
 
 from skote.eval.record import RunWriter
-from skote.eval.runner import main
 from skote.runtime import capacity
 
 HERE = Path(__file__).parent
@@ -46,26 +44,6 @@ def run(cwd, *overrides, **options):
 
 def manifest_of(directory):
     return json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
-
-
-@pytest.fixture
-def command(monkeypatch, tmp_path, capfd):
-    """Runs the command in this process: what ends before an engine starts need not pay for a new one."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-
-    def call(*overrides):
-        monkeypatch.setattr(sys, "argv", ["run.py", *overrides])
-        monkeypatch.chdir(tmp_path)
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capfd.readouterr()
-        return ended.value.code, out, err
-
-    yield call
-    for handler in set(root.handlers) - set(handlers):
-        handler.close()
-    root.handlers[:], root.level = handlers, level
 
 
 @pytest.mark.slow
