@@ -1,14 +1,15 @@
 """Asks an engine the same prompt again, to see whether it keeps prompts that it does not tell of.
 
 What an engine says of its cache is not believed. After each pass of an arm one of its replicas is asked for a prompt
-that it has never seen, and then for the same one and for another new one of the same length, in an order that is drawn:
-the first of the three is there so that whatever is prepared for a length once has been prepared. Each is as long as a
-prompt of the pass, holds the tokens of that prompt in another order, and is asked as a timed request is, but that it is
+that it has never seen, and then twice for the same one and for two new ones of the same length, in an order that is
+drawn: the first is there so that whatever is prepared for a length once has been prepared. Each is as long as a prompt
+of the pass, holds the tokens of that prompt in another order, and is asked as a timed request is, but that it is
 cancelled once its first token is there. Whether the prompt that was asked again came sooner is `cache_findings`'.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
@@ -20,6 +21,9 @@ from typing import Any, Protocol
 from skote.eval.measure import SIGNAL_CHECK_S
 from skote.eval.warmup import Unmeasured
 from skote.types import Completion, Emit, Request
+
+PAIRS = 2
+"""Of a prompt that is asked again and a new one, after each pass: ten in five blocks, which chance does not line up."""
 
 
 class Asked(Protocol):
@@ -34,10 +38,10 @@ class Asked(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CacheProbe:
-    """Two requests of one length whose prompts nobody has seen: `first` is asked twice, `other` once."""
+    """Requests of one length whose prompts nobody has seen: `first` is asked and asked again, the `others` once."""
 
     first: Request
-    other: Request
+    others: tuple[Request, ...]
 
 
 def cache_probe(block: Sequence[Request], prompts: Unmeasured, rng: random.Random) -> CacheProbe | None:
@@ -46,33 +50,34 @@ def cache_probe(block: Sequence[Request], prompts: Unmeasured, rng: random.Rando
     None where its tokens have no other order.
     """
     longest = max(block, key=lambda request: len(request.input_ids))
-    first, other = (prompts.shuffled(longest.input_ids, rng) for _ in range(2))
-    if first is None or other is None:
-        return None
-    return CacheProbe(replace(longest, input_ids=first), replace(longest, input_ids=other))
+    drawn = [prompts.shuffled(longest.input_ids, rng) for _ in range(1 + PAIRS)]
+    asked = [replace(longest, input_ids=ids) for ids in drawn if ids is not None]
+    return CacheProbe(asked[0], tuple(asked[1:])) if len(asked) == len(drawn) else None
 
 
 def run_probe(
     replica: Asked, salted: Callable[[Sequence[Request]], Sequence[Request]], probe: CacheProbe
 ) -> dict[str, Any] | None:
-    """Ask `replica`, `salted` as one pass: `again_ms` and `other_ms`, from the dispatch to the first token.
+    """Ask `replica`, `salted` as one pass: `again_ms` and `other_ms`, from the dispatch to the first token, as asked.
 
-    `cached_tokens` is what the engine says of the prompt that was asked again; None where it does not count.
-    `told_after_ms` is how long after its stamp a first token was known here, the least of the three. None for all of it
-    where one of them got no token.
+    `cached_tokens` is the most that the engine says of the prompt that was asked again; None where it does not count.
+    `told_after_ms` is how long after its stamp a first token was known here, the least of all. None for all of it where
+    a request got no token.
     """
-    first, again, other = salted([probe.first, probe.first, probe.other])
-    later = [("again", again), ("other", other)]
-    random.SystemRandom().shuffle(later)
-    asked = {name: _first_token(replica, request) for name, request in [("first", first), *later]}
-    if any(not completion.chunks for completion, _ in asked.values()):
+    first, *rest = salted([probe.first, *[probe.first] * len(probe.others), *probe.others])
+    random.SystemRandom().shuffle(rest)
+    answers = [_first_token(replica, request) for request in [first, *rest]]
+    if any(not completion.chunks for completion, _ in answers):
         return None
-    (again_done, _), (other_done, _) = asked["again"], asked["other"]
+    later = [completion for completion, _ in answers[1:]]
+    took_ms = [(completion.chunks[0].t_ns - completion.dispatched_ns) / 1e6 for completion in later]
+    known = [request.input_ids == first.input_ids for request in rest]
+    cached = [done.cached_tokens for done in itertools.compress(later, known) if done.cached_tokens is not None]
     return {
-        "again_ms": (again_done.chunks[0].t_ns - again_done.dispatched_ns) / 1e6,
-        "other_ms": (other_done.chunks[0].t_ns - other_done.dispatched_ns) / 1e6,
-        "cached_tokens": again_done.cached_tokens,
-        "told_after_ms": min(told_ns - done.chunks[0].t_ns for done, told_ns in asked.values()) / 1e6,
+        "again_ms": list(itertools.compress(took_ms, known)),
+        "other_ms": [ms for ms, again in zip(took_ms, known, strict=True) if not again],
+        "cached_tokens": max(cached, default=None),
+        "told_after_ms": min(told_ns - completion.chunks[0].t_ns for completion, told_ns in answers) / 1e6,
     }
 
 

@@ -243,7 +243,7 @@ def told_after(run, told_ms, backend="process"):
     passes = [dict(each) for each in run.manifest["passes"]]
     mine = [each for each in passes if (each["arm"], each["phase"]) == ("candidate", "measure")]
     for each, ms in zip(mine, told_ms, strict=False):
-        each["cache_probe"] = {"again_ms": 9.0, "other_ms": 9.0, "cached_tokens": None, "told_after_ms": ms}
+        each["cache_probe"] = {"again_ms": [9.0], "other_ms": [9.0], "cached_tokens": None, "told_after_ms": ms}
     return {"passes": passes, "config": run.manifest["config"] | {"router": {"backend": {"name": backend}}}}
 
 
