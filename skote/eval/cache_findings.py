@@ -26,9 +26,11 @@ def cache_findings(measured: Measured, manifest: dict[str, Any]) -> Iterator[Fin
     unseen = []
     for arm in measured.arms:
         probes = [each["cache_probe"] for each in manifest["passes"] if each["arm"] == arm and each.get("cache_probe")]
-        if len(probes) >= MIN_BLOCKS:
+        told = bool(measured.requests.loc[measured.requests["arm"] == arm, "cached_tokens"].notna().any())
+        # A server tells its cached tokens with the end of an answer, which a probe is not given the time for.
+        if len(probes) >= MIN_BLOCKS and not (told and all(each["cached_tokens"] is None for each in probes)):
             yield from _hidden_cache(arm, probes, shares=shares)
-        elif measured.requests.loc[measured.requests["arm"] == arm, "cached_tokens"].isna().all():
+        elif not told:
             unseen.append(arm)
     if shares and unseen:
         yield Finding(

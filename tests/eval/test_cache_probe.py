@@ -6,6 +6,7 @@ import random
 from concurrent.futures import Future
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 
 from skote.eval.cache_findings import cache_findings
@@ -158,6 +159,15 @@ def test_what_is_no_sign_of_a_cache(directory, pairs):
 
 def test_a_cache_that_the_engine_declares_is_not_hidden(directory):
     assert findings(directory, SOONER, cached=128) == []
+
+
+def test_a_server_that_tells_with_the_end_of_an_answer_is_believed(directory):
+    requests = directory / "requests.parquet"
+    rows = pd.read_parquet(requests)
+    rows.assign(cached_tokens=0).to_parquet(requests)
+
+    assert findings(directory, SOONER) == []
+    assert [each.code for each in findings(directory, SOONER, cached=0)] == ["hidden_cache"]
 
 
 def test_with_fewer_than_five_passes_nobody_can_tell(directory):
