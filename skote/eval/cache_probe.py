@@ -62,11 +62,14 @@ def run_probe(
 
     `cached_tokens` is the most that the engine says of the prompt that was asked again; None where it does not count.
     `told_after_ms` is how long after its stamp a first token was known here, the least of all. None for all of it where
-    a request got no token.
+    a request got no token, and where the whole answer came at once: it has no first token, and cannot be cut short.
     """
     first, *rest = salted([probe.first, *[probe.first] * len(probe.others), *probe.others])
     random.SystemRandom().shuffle(rest)
-    answers = [_first_token(replica, request) for request in [first, *rest]]
+    answers = [_first_token(replica, first)]
+    if len(answers[0][0].chunks) == 1 < len(answers[0][0].output_ids):
+        return None
+    answers += [_first_token(replica, request) for request in rest]
     if any(not completion.chunks for completion, _ in answers):
         return None
     later = [completion for completion, _ in answers[1:]]

@@ -154,11 +154,8 @@ def _hand_back(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding
 def _early_stamps(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
     """Stamps are taken in the engine's own process, which might take them before it has the token.
 
-    What the client hears of first tokens while a probe of the cache runs comes too late every time then. Replicas on
-    Ray tell all tokens at the end, and nothing of this.
+    What the client hears of first tokens while a probe of the cache runs comes too late every time then.
     """
-    if manifest["config"].get("router", {}).get("backend", {}).get("name") == "ray":
-        return
     harness_ms = manifest["harness"]["ms_per_request"] if manifest["harness"] is not None else 0.0
     for arm in measured.arms:
         probes = [each["cache_probe"] for each in manifest["passes"] if each["arm"] == arm and each.get("cache_probe")]

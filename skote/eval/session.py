@@ -18,7 +18,6 @@ from skote.config import EngineConfig, RouterConfig
 from skote.contracts.check import Figures, Subject, run_checks
 from skote.eval.adaptive import StopRule, decide, primary_effect
 from skote.eval.arms import Arm, start_arm, tier_lines
-from skote.eval.cache_probe import run_probe
 from skote.eval.claims import claim_line
 from skote.eval.conversation import as_sent
 from skote.eval.derive import Measured
@@ -185,12 +184,7 @@ class Session:
         for step in plan_passes(len(self.workload.blocks), self.plan.settings.seed, _names(arms), first):
             idle = [pid for arm in arms if arm.name != step.arm for pid in arm.pids_here]
             self._run_pass(by_name[step.arm], step, idle)
-            self._probe_cache(by_name[step.arm], step.block)
-
-    def _probe_cache(self, arm: Arm, block: int) -> None:
-        probe, replica = self.workload.cache_probes[block], arm.replicas[0]
-        if probe is not None and replica.alive:
-            self.passes[-1]["cache_probe"] = run_probe(replica, arm.salted, probe)
+            self.passes[-1]["cache_probe"] = by_name[step.arm].probe_cache(self.workload.cache_probes[step.block])
 
     def _blocks_to_add(self, rule: StopRule) -> int:
         """How many blocks the run still needs before the next look, judged from what is on disk."""

@@ -47,24 +47,25 @@ def test_a_lone_prompt_has_no_beginning_of_all_and_one_token_no_other_order():
 class Replica:
     """Gives one token after the first token's ms of each request in turn, and the others when it is cancelled."""
 
-    def __init__(self, first_ms, cached=None, error=None):
+    def __init__(self, first_ms, cached=None, error=None, at_once=False):
         self._first_ms, self._cached, self._error = list(first_ms), cached, error
+        self._ids = (7, 7, 7) if at_once else (7,)
         self.seen, self.cancelled, self._open = [], 0, {}
 
     def generate(self, requests, hear=None):
         [request] = requests
         self.seen.append(request)
         launch, ms = Future(), self._first_ms.pop(0)
-        chunks = () if self._error else (Chunk(5 * MS + round(ms * MS), 1),)
+        chunks = () if self._error else (Chunk(5 * MS + round(ms * MS), len(self._ids)),)
         done = Completion(
-            request.request_id, 3, (), chunks, 5 * MS, 6 * MS, 99 * MS, "error" if self._error else "cancelled",
+            request.request_id, 3, self._ids, chunks, 5 * MS, 6 * MS, 99 * MS, "error" if self._error else "cancelled",
             error=self._error, cached_tokens=self._cached,
         )  # fmt: skip
         if self._error:
             launch.set_result([done])
         else:
             self._open[launch] = done
-            hear(0, [7])
+            hear(0, self._ids)
         return launch
 
     def cancel(self, launch, row):
@@ -108,6 +109,13 @@ def test_all_are_salted_as_one_pass():
 
 def test_a_probe_that_fails_tells_nothing():
     assert run_probe(Replica([1] * 5, error="out of cheese"), lambda requests: requests, PROBE) is None
+
+
+def test_an_answer_that_comes_at_once_is_asked_for_once():
+    replica = Replica([1] * 5, at_once=True)
+
+    assert run_probe(replica, lambda requests: requests, PROBE) is None
+    assert len(replica.seen) == 1
 
 
 def findings(directory, pairs, cached=None, share=0.4):
