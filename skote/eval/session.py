@@ -184,6 +184,7 @@ class Session:
         for step in plan_passes(len(self.workload.blocks), self.plan.settings.seed, _names(arms), first):
             idle = [pid for arm in arms if arm.name != step.arm for pid in arm.pids_here]
             self._run_pass(by_name[step.arm], step, idle)
+            self.passes[-1]["cache_probe"] = by_name[step.arm].probe_cache(self.workload.cache_probes[step.block])
 
     def _blocks_to_add(self, rule: StopRule) -> int:
         """How many blocks the run still needs before the next look, judged from what is on disk."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import random
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from skote.types import Request, UsageError
@@ -43,6 +45,27 @@ class Unmeasured:
         """
         return self._another(lambda: self._fit(self._draw(length), length))
 
+    def shuffled(self, like: Ids, rng: random.Random) -> Ids | None:
+        """The tokens of `like`, a measured prompt, in another order, but for what all begin and all end with.
+
+        None where there is no other order that nobody has.
+        """
+        head, tail = self._common
+        if head + tail >= len(like):
+            head = tail = 0
+        end = len(like) - tail
+        for _ in range(_TRIES):
+            ids = (*like[:head], *rng.sample(like[head:end], end - head), *like[end:])
+            if ids not in self._taken:
+                self._taken.add(ids)
+                return ids
+        return None
+
+    @functools.cached_property
+    def _common(self) -> tuple[int, int]:
+        """How many tokens all measured prompts begin with, and end with."""
+        return _shared(self._measured), _shared_end(self._measured)
+
     def _another(self, make: Callable[[], Ids]) -> Ids:
         for _ in range(_TRIES):
             ids = make()
@@ -72,6 +95,15 @@ def _shared(prompts: Sequence[Ids]) -> int:
     """How many tokens all of `prompts` begin with: as many as the first and the last of them in order do."""
     pairs = zip(min(prompts), max(prompts), strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _shared_end(prompts: Sequence[Ids]) -> int:
+    """How many tokens all of `prompts`, which may be many and long, end with."""
+    first, shared = prompts[0], len(prompts[0])
+    for other in prompts[1:]:
+        pairs = zip(itertools.islice(reversed(first), shared), reversed(other), strict=False)
+        shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return shared
 
 
 def warmup_requests(requests: Sequence[Request], prompts: Unmeasured) -> tuple[Request, ...]:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, cast
 
 from skote.eval.arrivals import NEEDED, S, Times, arrival_times, offered_rate
+from skote.eval.cache_probe import CacheProbe, cache_probe
 from skote.eval.codec import Codec
 from skote.eval.conversation import Turns, at_full_length
 from skote.eval.dealing import Ids, document_lengths
@@ -37,6 +38,7 @@ class Workload:
     `prefix` is what the measured prompts share with earlier ones. `source` says what was found in the file that the
     requests came from. Where they are conversations, `turns` has how many requests each of a block's has, spare blocks
     included, and `think_ns` passes before a next one; then a later turn's ids are `skote.eval.conversation`'s.
+    `cache_probes` has what is asked after a pass of each block, spare ones included.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Workload:
     source: dict[str, Any] | None = None
     turns: tuple[Turns, ...] = ()
     think_ns: int = 0
+    cache_probes: tuple[CacheProbe | None, ...] = ()
 
     @property
     def requests(self) -> tuple[Request, ...]:
@@ -140,8 +143,10 @@ def build_workload(
     possible = tuple(itertools.chain.from_iterable(every))
     unmeasured = Unmeasured(dealt.undealt, [request.input_ids for request in possible])
     probe = _probe(config, _at_full_length(possible, dealt.turns), unmeasured, seed)
+    warmup = warmup_requests(_at_full_length(possible, dealt.turns), unmeasured)
     load, think_ns = cast("Load", config.load), round(config.source.think_ms * 1e6)
     times = dealt.times or _times(config, seed, count)
+    rng = random.Random(f"{seed}/cache")  # noqa: S311
     concurrency = None if times else config.concurrency or config.requests_per_block
     return Workload(
         name=config.name,
@@ -153,7 +158,7 @@ def build_workload(
         max_new_tokens=config.max_new_tokens,
         greedy=all(request.sampling.greedy for request in possible),
         respect_eos=config.respect_eos,
-        warmup=warmup_requests(_at_full_length(possible, dealt.turns), unmeasured),
+        warmup=warmup,
         probe=probe,
         sha256=_fingerprint(blocks, load, concurrency, times, dealt.turns, think_ns),
         prefix=_prefix(blocks, dealt.turns),
@@ -161,6 +166,7 @@ def build_workload(
         source=dealt.source,
         turns=dealt.turns,
         think_ns=think_ns,
+        cache_probes=tuple(cache_probe(block, unmeasured, rng) for block in every),
     )
 
 
