@@ -54,6 +54,9 @@ class Instant:
     def watch_pace(self, heard: Callable[[int], None]) -> None:
         """As `Replica.watch_pace`; it has none."""
 
+    def watch_end(self, heard: Callable[[], None]) -> None:
+        """As `Replica.watch_end`; it never does."""
+
     def restart(self) -> None:
         """As `Replica.restart`; it never ends."""
 

@@ -181,6 +181,7 @@ class Completion:
     replica: int = 0
     device: str = "cpu"
     cached_tokens: int | None = None  # None: the engine does not count them
+    untouched: bool = False  # an error: its replica ended before an engine had begun it, so that another may take it
 
 
 def device_parts(device: str) -> list[str]:

@@ -57,6 +57,10 @@ class Counting:
         """As `Replica.watch_pace`."""
         self._replica.watch_pace(heard)
 
+    def watch_end(self, heard: Callable[[], None]) -> None:
+        """As `Replica.watch_end`."""
+        self._replica.watch_end(heard)
+
     def restart(self) -> None:
         """As `Replica.restart`."""
         self._replica.restart()

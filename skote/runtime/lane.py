@@ -39,6 +39,9 @@ class Launcher(Protocol):
     def watch_pace(self, heard: Callable[[int], None]) -> None:
         """As requests run, call `heard` with the mean nanoseconds between two tokens of one; after restarts too."""
 
+    def watch_end(self, heard: Callable[[], None]) -> None:
+        """Call `heard` each time it has ended by an accident, once what it was asked is answered."""
+
     def restart(self) -> None:
         """Start it again after its death, and wait until it is ready; raises a `SkoteError` where it is not."""
 
@@ -50,7 +53,7 @@ class ReplicaCounts:
     index: int
     device: str
     dispatched: int
-    """Requests that were given to the replica's queue, and stayed there until it took them."""
+    """Requests that were given to the replica's queue, stayed there until it took them, and were begun there."""
     launches: int
     """Launches that were handed to its process."""
     in_flight_peak: int
@@ -162,6 +165,11 @@ class Lane:
         self.running += size
         self.in_flight += 1
         return self.queue.pop(size)
+
+    def put_back(self, ticket: Ticket) -> None:
+        """Queue a request before all that came after it: a replica was given it, and ended before it had begun it."""
+        self.put(ticket)
+        self.queue.move_up(ticket)
 
     def answered(self, tickets: Sequence[Ticket]) -> None:
         """Note that a launch is over."""

@@ -49,6 +49,7 @@ class WorkerDesk:
         answer: called with a launch's id and its parts, once all are there.
         tell: called with new tokens of a launch that wants to be told of them.
         tick: called whenever something was done.
+        begin: called with a launch's id as the engine takes up a request of it.
         pace: told of tokens, where the parent wants to know how fast tokens come.
     """
 
@@ -60,6 +61,7 @@ class WorkerDesk:
         answer: Callable[[int, list[Part]], None],
         tell: Tell,
         tick: Callable[[], None],
+        begin: Callable[[int], None],
         pace: TokenPace | None = None,
     ) -> None:
         self._engine = engine
@@ -68,6 +70,7 @@ class WorkerDesk:
         self._answer = answer
         self._tell = tell
         self._tick = tick
+        self._begin = begin
         self._pace = pace
         self._keys = itertools.count()
         self._rows: dict[int, tuple[_Open, int, RowRecord]] = {}
@@ -90,7 +93,9 @@ class WorkerDesk:
 
     def admit(self, key: int) -> None:
         """As `Desk.admit`."""
-        self._rows[key][2].admitted_ns = CLOCK()
+        opened, _, record = self._rows[key]
+        self._begin(opened.call_id)
+        record.admitted_ns = CLOCK()
 
     def cached(self, key: int, tokens: int) -> None:
         """As `Desk.cached`."""

@@ -9,8 +9,8 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from skote.runtime.dispatch import ReplicaEvent
 from skote.runtime.lane import ReplicaLoad
+from skote.runtime.revivals import ReplicaEvent
 from skote.serve.generation import Outcome
 from skote.types import Completion
 

@@ -174,7 +174,7 @@ def test_desk_loop_scheduler_and_pages_together_answer_each_row_once_as_if_it_we
         answers[call_id] = parts
 
     while inbox.left:
-        desk = WorkerDesk("Fake", inbox.receive(), inbox, answer, tell, lambda: None)
+        desk = WorkerDesk("Fake", inbox.receive(), inbox, answer, tell, lambda: None, lambda _: None)
         try:
             engine.serve(desk)
         except fakes.DeviceLostError:

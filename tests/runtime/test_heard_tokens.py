@@ -163,7 +163,13 @@ def test_a_desk_tells_of_what_it_does_not_drop(told: bool) -> None:
     heard: list[Any] = []
     requests = [Request("a", (1,), 3), Request("b", (1,), 3)]
     desk = WorkerDesk(
-        "E", (4, requests, told), NoInbox(), lambda *_: None, lambda *what: heard.append(what), lambda: None
+        "E",
+        (4, requests, told),
+        NoInbox(),
+        lambda *_: None,
+        lambda *what: heard.append(what),
+        lambda: None,
+        lambda _: None,
     )
     keys = [key for key, _ in desk.arrivals()]
     desk.emit(keys[1], [5])

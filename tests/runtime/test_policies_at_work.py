@@ -42,6 +42,9 @@ class Held:
     def watch_pace(self, heard: Callable[[int], None]) -> None:
         raise AssertionError("there is no limit to keep")
 
+    def watch_end(self, heard: Callable[[], None]) -> None:
+        """Nothing ends."""
+
     def restart(self) -> None:
         raise AssertionError("nothing ends")
 

@@ -34,6 +34,7 @@ class Kept:
         self.inbox = Inbox()
         self.answers: list[tuple[int, list[Part]]] = []
         self.ticks = 0
+        self.begun: list[int] = []
         self.told: list[tuple[int, int, list[int]]] = []
         self.desk = WorkerDesk(
             "Odd",
@@ -42,6 +43,7 @@ class Kept:
             lambda *answer: self.answers.append(answer),
             lambda call_id, row, ids: self.told.append((call_id, row, list(ids))),
             self.tick,
+            self.begun.append,
         )
 
     def tick(self) -> None:
@@ -71,6 +73,7 @@ def test_each_launch_is_answered_as_it_ends() -> None:
     failed = kept.answers[1][1][0]
     assert (failed.error, failed.admitted_ns, failed.output_ids) == ("No room.", None, ())
     assert kept.ticks == 2
+    assert kept.begun == [10, 11]
 
 
 def test_cached_tokens_are_those_that_the_engine_names() -> None:
