@@ -196,6 +196,24 @@ def test_what_only_waited_in_a_process_that_ends_goes_to_another_one(new_replica
     assert counts == [1, 7]
 
 
+def test_what_only_waited_in_a_process_that_hangs_goes_to_another_one(
+    new_replica: NewReplica, slow_engine: str
+) -> None:
+    replicas = [new_replica(EngineSpec(slow_engine), index=index, device="cpu", hang_s=0.4) for index in range(2)]
+    try:
+        for replica in replicas:
+            replica.wait_ready(WAIT_S)
+        with ReplicaDispatcher(replicas, max_concurrency_per_device=3) as dispatcher:
+            names = ["hang", "a", "b", "c", "d", "e"]
+            futures = [dispatcher.dispatch(Request(name, (1,), 3)) for name in names]
+            results = [future.result(WAIT_S) for future in futures]
+    finally:
+        for replica in replicas:
+            replica.close(0.0)
+    assert results[0].error == "Replica 0 (cpu) was ended: its engine gave no token for 0.4 s (hang_s)."
+    assert [(each.status, each.output_ids, each.replica) for each in results[1:]] == [("ok", (0, 1, 2), 1)] * 5
+
+
 STINGY = """
 import os
 
