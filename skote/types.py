@@ -253,6 +253,9 @@ class Desk(Protocol):
         An engine that keeps nothing of earlier prompts does not call it.
         """
 
+    def keeps(self, tokens: int) -> None:
+        """So many tokens of prompts are in store now for requests that begin with them; said by who keeps any."""
+
     def emit(self, key: int, token_ids: Sequence[int]) -> None:
         """New tokens of a request, called when the host holds them."""
 

@@ -40,6 +40,11 @@ class Counting:
         """As `Replica.rows`."""
         return self._replica.rows
 
+    @property
+    def kept_tokens(self) -> int:
+        """As `Replica.kept_tokens`."""
+        return self._replica.kept_tokens
+
     def generate(self, requests: Sequence[Request], hear: Emit | None = None) -> Future[list[Completion]]:
         """As `Replica.generate`."""
         with self._lock:

@@ -39,6 +39,7 @@ class _Life:
     death: str | None = None
     lost: bool = False  # with its machine, or by an accident of Ray's
     clock: RemoteClock = field(default_factory=lambda: RemoteClock(same=False))
+    kept_tokens: int = 0
     numbers: Iterator[int] = field(default_factory=itertools.count)  # of launches
 
 
@@ -131,6 +132,11 @@ class RayReplica:
         return ready.result().rows if ready.done() and ready.exception() is None else None
 
     @property
+    def kept_tokens(self) -> int:
+        """As `Replica.kept_tokens`, when it last answered."""
+        return self._life.kept_tokens
+
+    @property
     def pid(self) -> int:
         """The engine's process, on its own machine; waits until that is known."""
         return self._life.ready.result().pid
@@ -194,6 +200,7 @@ class RayReplica:
         def resolve(answer: Answer) -> None:
             got_ns = time.monotonic_ns()
             life.clock.note(Exchange(sent_ns, answer.received_ns, answer.replied_ns, got_ns))
+            life.kept_tokens = answer.kept_tokens
             if answer.death is not None:
                 self._note_death(life, answer.death)
             del self._launches[future]

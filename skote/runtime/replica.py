@@ -123,6 +123,12 @@ class Replica:
         return self._rows
 
     @property
+    def kept_tokens(self) -> int:
+        """Tokens of prompts that the engine has in store for requests that begin with them (`engine.prefix_cache`)."""
+        with self._lock:  # under which the memory is given back
+            return self._process.progress.kept_tokens if self._death is None else 0
+
+    @property
     def pid(self) -> int:
         """The process's id."""
         return self._process.pid

@@ -157,8 +157,8 @@ def main(connection: Connection, memory: int) -> None:
         call_id, method, args = message
         watch = pace if inbox.watched else None
         if method == "generate" and batching is not None:
-            first, name = (call_id, *args), type(engine).__name__
-            _serve(batching, WorkerDesk(name, first, inbox, answer, tell, progress.tick, progress.begin, watch))
+            first = (call_id, *args)
+            _serve(batching, WorkerDesk(type(engine).__name__, first, inbox, answer, tell, progress, watch))
             continue
         try:
             if method == "generate":

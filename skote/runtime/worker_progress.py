@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import mmap
 
-PROGRESS_BYTES = 16
-"""Two unsigned numbers, as the machine stores them."""
+PROGRESS_BYTES = 24
+"""Three unsigned numbers, as the machine stores them."""
 
 
 class WorkerProgress:
@@ -25,6 +25,11 @@ class WorkerProgress:
         """The newest launch, by its call's id, of which the engine has begun a request; newer ones wait. 0 before."""
         return self._numbers[1]
 
+    @property
+    def kept_tokens(self) -> int:
+        """Tokens of prompts that the engine has in store for requests that begin with them."""
+        return self._numbers[2]
+
     def tick(self) -> None:
         """Note a token or an answer."""
         self._numbers[0] += 1
@@ -32,6 +37,10 @@ class WorkerProgress:
     def begin(self, call_id: int) -> None:
         """Note that the engine begins a request of a launch, before it does so."""
         self._numbers[1] = max(self._numbers[1], call_id)
+
+    def keep(self, tokens: int) -> None:
+        """Note how many tokens of prompts the engine has in store."""
+        self._numbers[2] = tokens
 
     def close(self) -> None:
         """Give the memory back; nothing can be read after."""

@@ -28,6 +28,7 @@ class HandReplica:
         self.device = f"test:{index}"
         self.death: str | None = None
         self.rows: int | None = None
+        self.kept_tokens = 0
         self.launches: list[tuple[list[Request], Future[list[Completion]]]] = []
         self.launched = threading.Event()
         self.cancels: list[tuple[int, int]] = []

@@ -12,12 +12,14 @@ def test_one_side_reads_what_the_other_has_noted(tmp_path: Path) -> None:
     path.write_bytes(bytes(PROGRESS_BYTES))
     with path.open("r+b") as file:
         mine, theirs = WorkerProgress(file.fileno()), WorkerProgress(file.fileno())
-    assert (mine.ticks, mine.begun) == (0, 0)
+    assert (mine.ticks, mine.begun, mine.kept_tokens) == (0, 0, 0)
     for call_id in (3, 7, 5):  # a batch may begin one later that came before
         theirs.begin(call_id)
     theirs.tick()
     theirs.tick()
-    assert (mine.ticks, mine.begun) == (2, 7)
+    theirs.keep(512)
+    theirs.keep(256)
+    assert (mine.ticks, mine.begun, mine.kept_tokens) == (2, 7, 256)
     theirs.close()
     assert mine.begun == 7
     mine.close()
