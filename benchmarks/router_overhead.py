@@ -33,7 +33,7 @@ ROUNDS = 5
 class Instant:
     """A replica in this process whose launches are answered by a thread of its own; `idle` ones are not answered."""
 
-    index, device, death, rows = 0, "none", None, None
+    index, device, death, rows, kept_tokens = 0, "none", None, None, 0
 
     def __init__(self, *, idle: bool = False) -> None:
         self._launches: SimpleQueue[tuple[Sequence[Request], Future[list[Completion]]]] = SimpleQueue()
@@ -53,6 +53,9 @@ class Instant:
 
     def watch_pace(self, heard: Callable[[int], None]) -> None:
         """As `Replica.watch_pace`; it has none."""
+
+    def watch_end(self, heard: Callable[[], None]) -> None:
+        """As `Replica.watch_end`; it never does."""
 
     def restart(self) -> None:
         """As `Replica.restart`; it never ends."""

@@ -181,6 +181,7 @@ class Completion:
     replica: int = 0
     device: str = "cpu"
     cached_tokens: int | None = None  # None: the engine does not count them
+    untouched: bool = False  # an error: its replica ended before an engine had begun it, so that another may take it
 
 
 def device_parts(device: str) -> list[str]:
@@ -251,6 +252,9 @@ class Desk(Protocol):
 
         An engine that keeps nothing of earlier prompts does not call it.
         """
+
+    def keeps(self, tokens: int) -> None:
+        """So many tokens of prompts are in store now for requests that begin with them; said by who keeps any."""
 
     def emit(self, key: int, token_ids: Sequence[int]) -> None:
         """New tokens of a request, called when the host holds them."""

@@ -40,6 +40,11 @@ class Counting:
         """As `Replica.rows`."""
         return self._replica.rows
 
+    @property
+    def kept_tokens(self) -> int:
+        """As `Replica.kept_tokens`."""
+        return self._replica.kept_tokens
+
     def generate(self, requests: Sequence[Request], hear: Emit | None = None) -> Future[list[Completion]]:
         """As `Replica.generate`."""
         with self._lock:
@@ -56,6 +61,10 @@ class Counting:
     def watch_pace(self, heard: Callable[[int], None]) -> None:
         """As `Replica.watch_pace`."""
         self._replica.watch_pace(heard)
+
+    def watch_end(self, heard: Callable[[], None]) -> None:
+        """As `Replica.watch_end`."""
+        self._replica.watch_end(heard)
 
     def restart(self) -> None:
         """As `Replica.restart`."""

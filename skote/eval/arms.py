@@ -82,7 +82,7 @@ class Arm:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """What befell its replicas so far, as `skote.runtime.dispatch.ReplicaEvent`s, JSON values."""
+        """What befell its replicas so far, as `skote.runtime.revivals.ReplicaEvent`s, JSON values."""
         return [asdict(event) for event in self.dispatcher.events]
 
     def describe(self) -> dict[str, Any]:

@@ -24,9 +24,13 @@ class Call:
         """Answer it."""
         self.future.set_result(result)
 
-    def fail(self, error: SkoteError, status: Literal["error", "cancelled"] = "error") -> None:
+    def fail(self, error: SkoteError) -> None:
         """Answer it with an error."""
-        del status  # an exception says enough
+        self.future.set_exception(error)
+
+    def lose(self, error: SkoteError, status: Literal["error", "cancelled"], *, begun: bool) -> None:
+        """Answer it where its replica has ended, of whose calls this one may have `begun`."""
+        del status, begun  # an exception says enough
         self.future.set_exception(error)
 
 
@@ -71,8 +75,12 @@ class LaunchCall(Call):
             ]
         )
 
-    def fail(self, error: SkoteError, status: Literal["error", "cancelled"] = "error") -> None:
-        """As `Call.fail`, with `status`."""
+    def fail(self, error: SkoteError) -> None:
+        """As `Call.fail`."""
+        self.lose(error, "error", begun=True)
+
+    def lose(self, error: SkoteError, status: Literal["error", "cancelled"], *, begun: bool) -> None:
+        """As `Call.lose`, with `status`."""
         end_ns = time.monotonic_ns()
         self.future.set_result(
             [
@@ -88,6 +96,7 @@ class LaunchCall(Call):
                     error=str(error),
                     replica=self._replica,
                     device=self._device,
+                    untouched=status == "error" and not begun,
                 )
                 for request in self.requests
             ]

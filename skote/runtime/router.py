@@ -17,10 +17,11 @@ from typing import Any, Protocol
 from skote.flags import flags_for
 from skote.runtime.answers import Answer
 from skote.runtime.cli import run_command
-from skote.runtime.dispatch import ReplicaDispatcher, ReplicaEvent
+from skote.runtime.dispatch import ReplicaDispatcher
 from skote.runtime.dispatch_options import DispatchOptions
 from skote.runtime.lane import ReplicaCounts, ReplicaLoad
 from skote.runtime.replica import check_hang_s
+from skote.runtime.revivals import ReplicaEvent
 from skote.runtime.router_command import PROG, SKOTERGY, answer_prompts, router_parser
 from skote.types import (
     Completion,

@@ -5,8 +5,8 @@ Messages, pickled: `(call_id, method, args)` in, `None` to stop; `(call_id, "ok"
 each chunk of a launch whose second argument is true. The first message in is `(spec, setup)`, and its answer
 carries the id `READY` and the rows of an engine that batches in flight. Beside them, in plain bytes, which need not
 wait for their turn: `CANCEL`, a call's id and a row; `WATCH`, after which `(PACE, "ok", nanoseconds)` tells how fast
-tokens come. A number in shared memory counts tokens and answers, so that the parent can tell a busy engine from one
-that hangs. The parent's side is `skote.runtime.replica`.
+tokens come. Shared memory (`skote.runtime.worker_progress`) counts tokens and answers, and says which launches were
+begun. The parent's side is `skote.runtime.replica`.
 
 A launch is a call of `generate`. An engine that batches in flight (`skote.types.BatchingEngine`) takes those that come
 while others run; it answers each as it ends, and calls of other kinds wait until nothing runs.
@@ -15,7 +15,6 @@ while others run; it answers each as it ends, and calls of other kinds wait unti
 from __future__ import annotations
 
 import inspect
-import mmap
 import os
 import pickle
 import pkgutil
@@ -35,6 +34,7 @@ from skote.runtime.launch_rows import CLOCK, Part, RowRecord
 from skote.runtime.own_process import device_is_lost, peak_memory
 from skote.runtime.token_pace import TokenPace
 from skote.runtime.worker_desk import Launch, WorkerDesk
+from skote.runtime.worker_progress import WorkerProgress
 from skote.types import (
     BatchingEngine,
     Emit,
@@ -55,8 +55,6 @@ LOST_CODE = 74
 TOKENS = "tokens"
 CANCEL = b"cancel "
 WATCH = b"watch"
-PROGRESS_BYTES = 8
-"""Size of the shared memory: one unsigned number, as the machine stores it."""
 
 
 class _CancelledError(Exception):
@@ -130,23 +128,12 @@ class _Inbox:
             os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-class _Progress:
-    """The number that the parent watches, in the file `fd`."""
-
-    def __init__(self, fd: int) -> None:
-        self._count = memoryview(mmap.mmap(fd, PROGRESS_BYTES)).cast("Q")
-
-    def tick(self) -> None:
-        """Tell the parent that something was done."""
-        self._count[0] += 1
-
-
 def main(connection: Connection, memory: int) -> None:
     """Serve `connection` until a stop message; at its end of file (the parent died) kill the process group at once.
 
     `memory` is the descriptor of the shared memory.
     """
-    inbox, progress = _Inbox(connection), _Progress(memory)
+    inbox, progress = _Inbox(connection), WorkerProgress(memory)
     spec, setup = inbox.receive()
     try:
         engine = _build(spec, setup)
@@ -171,10 +158,11 @@ def main(connection: Connection, memory: int) -> None:
         watch = pace if inbox.watched else None
         if method == "generate" and batching is not None:
             first = (call_id, *args)
-            _serve(batching, WorkerDesk(type(engine).__name__, first, inbox, answer, tell, progress.tick, watch))
+            _serve(batching, WorkerDesk(type(engine).__name__, first, inbox, answer, tell, progress, watch))
             continue
         try:
             if method == "generate":
+                progress.begin(call_id)
                 requests, told = args
                 tell_row = partial(tell, call_id) if told else None
                 cancelled = partial(inbox.is_cancelled, call_id)

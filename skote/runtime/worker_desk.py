@@ -19,6 +19,19 @@ Tell = Callable[[int, int, Sequence[int]], None]
 """`tell(call_id, row, token_ids)`: new tokens of a row of a launch."""
 
 
+class Progress(Protocol):
+    """What a desk tells of the engine's work (`skote.runtime.worker_progress`)."""
+
+    def tick(self) -> None:
+        """Something was done."""
+
+    def begin(self, call_id: int) -> None:
+        """The engine takes up a request of a launch."""
+
+    def keep(self, tokens: int) -> None:
+        """The engine has so many tokens of prompts in store."""
+
+
 class Launches(Protocol):
     """What a desk asks of the worker's inbox."""
 
@@ -48,7 +61,7 @@ class WorkerDesk:
         engine: its name, for sentences.
         answer: called with a launch's id and its parts, once all are there.
         tell: called with new tokens of a launch that wants to be told of them.
-        tick: called whenever something was done.
+        progress: told of what the engine does.
         pace: told of tokens, where the parent wants to know how fast tokens come.
     """
 
@@ -59,7 +72,7 @@ class WorkerDesk:
         inbox: Launches,
         answer: Callable[[int, list[Part]], None],
         tell: Tell,
-        tick: Callable[[], None],
+        progress: Progress,
         pace: TokenPace | None = None,
     ) -> None:
         self._engine = engine
@@ -67,7 +80,7 @@ class WorkerDesk:
         self._inbox = inbox
         self._answer = answer
         self._tell = tell
-        self._tick = tick
+        self._progress = progress
         self._pace = pace
         self._keys = itertools.count()
         self._rows: dict[int, tuple[_Open, int, RowRecord]] = {}
@@ -90,17 +103,23 @@ class WorkerDesk:
 
     def admit(self, key: int) -> None:
         """As `Desk.admit`."""
-        self._rows[key][2].admitted_ns = CLOCK()
+        opened, _, record = self._rows[key]
+        self._progress.begin(opened.call_id)
+        record.admitted_ns = CLOCK()
 
     def cached(self, key: int, tokens: int) -> None:
         """As `Desk.cached`."""
         self._rows[key][2].cached_tokens = index(tokens)
 
+    def keeps(self, tokens: int) -> None:
+        """As `Desk.keeps`."""
+        self._progress.keep(tokens)
+
     def emit(self, key: int, token_ids: Sequence[int]) -> None:
         """As `Desk.emit`; what comes after a cancel is dropped."""
         opened, row, record = self._rows[key]
         record.emit(token_ids, dropped=self._inbox.is_cancelled(opened.call_id, row))
-        self._tick()
+        self._progress.tick()
         if self._pace is not None:
             self._pace.emitted(record, len(token_ids))
 

@@ -274,6 +274,9 @@ class CountingDesk(ListDesk):
         super().__init__(requests, emit)
         self.cached_tokens: dict[int, int] = {}
 
+    def keeps(self, tokens: int) -> None:
+        pass
+
     def cached(self, key: int, tokens: int) -> None:
         assert key not in self.cached_tokens
         self.cached_tokens[key] = tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import signal
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from skote.runtime.dispatch import ReplicaDispatcher
+from skote.runtime.lane import ReplicaLoad
 from skote.runtime.launch_rows import Part
 from skote.runtime.worker_desk import Launch, WorkerDesk
 from skote.types import Completion, EngineSpec, Request
@@ -109,6 +111,21 @@ def test_of_a_thousand_requests_in_batches_none_is_lost_doubled_or_hung(
     assert events[1:] in ([], [(1, "restarted")])
 
 
+def test_a_replica_exposes_its_load(new_replica: NewReplica, fakes: Any) -> None:
+    """Of a prompt of 9 tokens the two full pages before the last token's are kept, 4 tokens each."""
+    with new_replica(EngineSpec(ENGINE, {"rows": ROWS}), index=0, device="cpu") as replica:
+        replica.wait_ready(WAIT_S)
+        with ReplicaDispatcher([replica], max_concurrency_per_device=5) as dispatcher:
+            empty = ReplicaLoad(0, 0, 0, True, 0, 5, None, 0)
+            assert dispatcher.loads == [empty]
+            assert dispatcher.dispatch(Request("a", tuple(range(9)), 3)).result(WAIT_S).status == "ok"
+            assert dispatcher.loads == [dataclasses.replace(empty, mean_prompt_tokens=9.0, kept_tokens=8)]
+            os.kill(replica.pid, signal.SIGKILL)
+            assert dispatcher.dispatch(Request("b", (1,), 3)).result(WAIT_S).status == "error"
+            (ended,) = dispatcher.loads
+            assert (ended.alive, ended.free_slots, ended.in_flight) == (False, 0, 0)
+
+
 class Inbox:
     """Launches that come, and rows that are cancelled, at random turns of the loop; now and then another call holds
     up what comes after it."""
@@ -174,7 +191,7 @@ def test_desk_loop_scheduler_and_pages_together_answer_each_row_once_as_if_it_we
         answers[call_id] = parts
 
     while inbox.left:
-        desk = WorkerDesk("Fake", inbox.receive(), inbox, answer, tell, lambda: None)
+        desk = WorkerDesk("Fake", inbox.receive(), inbox, answer, tell, fakes.Idle())
         try:
             engine.serve(desk)
         except fakes.DeviceLostError:

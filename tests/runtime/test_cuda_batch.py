@@ -142,6 +142,9 @@ class Visitors:
     def admit(self, key: int) -> None:
         pass
 
+    def keeps(self, tokens: int) -> None:
+        self.kept_tokens = tokens
+
     def cached(self, key: int, tokens: int) -> None:
         self.cached_tokens[key] = tokens
 

@@ -34,6 +34,7 @@ class Kept:
         self.inbox = Inbox()
         self.answers: list[tuple[int, list[Part]]] = []
         self.ticks = 0
+        self.begun: list[int] = []
         self.told: list[tuple[int, int, list[int]]] = []
         self.desk = WorkerDesk(
             "Odd",
@@ -41,11 +42,17 @@ class Kept:
             self.inbox,
             lambda *answer: self.answers.append(answer),
             lambda call_id, row, ids: self.told.append((call_id, row, list(ids))),
-            self.tick,
+            self,
         )
 
     def tick(self) -> None:
         self.ticks += 1
+
+    def begin(self, call_id: int) -> None:
+        self.begun.append(call_id)
+
+    def keep(self, tokens: int) -> None:
+        self.kept_tokens = tokens
 
 
 def test_each_launch_is_answered_as_it_ends() -> None:
@@ -71,6 +78,7 @@ def test_each_launch_is_answered_as_it_ends() -> None:
     failed = kept.answers[1][1][0]
     assert (failed.error, failed.admitted_ns, failed.output_ids) == ("No room.", None, ())
     assert kept.ticks == 2
+    assert kept.begun == [10, 11]
 
 
 def test_cached_tokens_are_those_that_the_engine_names() -> None:
@@ -82,6 +90,8 @@ def test_cached_tokens_are_those_that_the_engine_names() -> None:
     kept.desk.end(b, "length")
     ((_, parts),) = kept.answers
     assert [part.cached_tokens for part in parts] == [0, None]
+    kept.desk.keeps(256)
+    assert kept.kept_tokens == 256
 
 
 def test_a_launch_of_several_rows_waits_for_all_of_them_and_keeps_their_order() -> None:
