@@ -6,7 +6,7 @@ A finding of severity "invalid" makes the run invalid (exit 2), whatever its spe
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import pandas as pd
@@ -175,7 +175,7 @@ def _counts(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
         row = differ.iloc[0]
         # Where a model may stop early, outputs that differ by rounding may end at different tokens.
         yield Finding(
-            "warning" if manifest["workload"]["respect_eos"] else "invalid",
+            "warning" if differ["request_id"].map(_may_end_early(manifest)).all() else "invalid",
             "token_count_mismatch",
             len(differ),
             0,
@@ -189,8 +189,7 @@ def _early_end(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding
     ok = measured.requests[measured.requests["status"] == "ok"]
     asked = ok["request_id"].map(manifest["requested_tokens"]).astype("float64")
     short = ok["output_tokens"] < asked
-    if manifest["workload"]["respect_eos"]:
-        short &= ok["finish_reason"] != "stop"
+    short &= ~(ok["request_id"].map(_may_end_early(manifest)) & (ok["finish_reason"] == "stop")).astype(bool)
     if short.any():
         row = ok[short].iloc[0]
         yield Finding(
@@ -201,6 +200,13 @@ def _early_end(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding
             f"{requests(int(short.sum()))} ended before the tokens that were asked for, first {row['request_id']} "
             f"({row['arm']}, block {row['block']}): {row['output_tokens']} of {int(asked[short].iloc[0])}.",
         )
+
+
+def _may_end_early(manifest: dict[str, Any]) -> Callable[[str], bool]:
+    """Tells of a request's id whether its answer may end before its limit."""
+    if manifest["workload"]["respect_eos"]:
+        return lambda _: True
+    return frozenset(manifest.get("may_stop", ())).__contains__
 
 
 def _parity_outputs(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:

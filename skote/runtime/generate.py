@@ -83,9 +83,7 @@ def generate(
     local_dir = str(model_directory(local_dir))
     codec = load_tokenizer(local_dir)
     sampling = Sampling(0.0 if greedy else 1.0)
-    request = Request(
-        "generate", codec.encode(prompt), max_new_tokens, sampling, stop_strings=tuple(stop_strings)
-    )
+    request = Request("generate", codec.encode(prompt), max_new_tokens, sampling, stop_strings=tuple(stop_strings))
     device = resolve_devices(1)
     with applied(flags_for("fp32", threads_per_replica(device))):
         engine = SkotergyEngine(local_dir=local_dir, device=device[0], dtype="fp32", pad_id=codec.pad_id)

@@ -9,6 +9,7 @@ from skote.eval.codec import HashCodec
 from skote.eval.sources.row import Row
 from skote.eval.sources.row_file import RowFile
 from skote.eval.sources.source_config import SourceConfig, check_source
+from skote.eval.warmup import NEVER
 from skote.eval.workload import build_workload
 from skote.eval.workload_config import WorkloadConfig, check_config
 from skote.types import CapacityError, RequestError, Sampling, UsageError
@@ -150,7 +151,30 @@ def test_what_a_row_says_of_its_sampling_and_its_answer_is_its_own(tmp_path):
     assert sampling == [Sampling(0.5, 4, 0.9, 11), Sampling(0.0, 0, 0.8, 0), Sampling(0.0, 0, 0.8, 0)]
     assert [request.max_new_tokens for request in workload.requests] == [3, 16, 16]
     assert workload.greedy is False
-    assert workload.describe()["source"]["ignored_stops"] == 1
+    assert workload.describe()["source"]["ignored_stops"] == 1  # the ids of `HashCodec` are no text to look at
+    assert [request.stop_strings for request in workload.requests] == [(), (), ()]
+
+
+class Texts:
+    """A tokenizer of `HashCodec`'s ids: all that a workload asks of one."""
+
+    encode, encode_chat = CODEC.encode, CODEC.encode_chat
+    encode_messages, encode_next_turn = CODEC.encode_messages, CODEC.encode_next_turn
+
+
+def test_a_rows_stops_are_its_own_and_part_of_the_hash(tmp_path):
+    def of(*stops: str):
+        path = jsonl(tmp_path, *(f'{{"prompt": "a"{each}}}' for each in stops))
+        config = WorkloadConfig(blocks=1, requests_per_block=len(stops), source=SourceConfig(path))
+        return build_workload(config, Texts(), 0, 0, None)
+
+    workload = of(', "stop": "x"', ', "stop": ["x", "\\n"], "stop_token_ids": [7, 8]', ', "stop": null')
+    found = [(request.stop_strings, request.stop_ids) for request in workload.requests]
+    assert found == [(("x",), ()), (("x", "\n"), (7, 8)), ((), ())]
+    assert [request.may_stop for request in workload.requests] == [True, True, False]
+    assert workload.describe()["source"]["ignored_stops"] == 0
+    assert {request.stop_strings for request in workload.warmup} == {(NEVER,)}  # looked through, and never stopped
+    assert len({of(stop, "").sha256 for stop in ("", ', "stop": "x"', ', "stop": "y"', ', "stop_token_ids": [7]')}) == 4
 
 
 def test_conversations_and_turns_are_encoded_as_chats(tmp_path):

@@ -146,7 +146,7 @@ def test_a_stop_string_without_a_tokenizer_fails_its_request_alone() -> None:
     kept.desk.emit(b, (1,))
     kept.desk.end(b, "length")
     ((_, (first, second)),) = kept.answers
-    assert first.error is not None and first.error.startswith("Stop strings need the model's tokenizer")
+    assert str(first.error).startswith("Stop strings need the model's tokenizer")
     assert (second.error, second.output_ids) == (None, (1,))
 
 
