@@ -6,7 +6,7 @@ A finding of severity "invalid" makes the run invalid (exit 2), whatever its spe
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, cast
 
 import pandas as pd
@@ -175,7 +175,7 @@ def _counts(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
         row = differ.iloc[0]
         # Where a model may stop early, outputs that differ by rounding may end at different tokens.
         yield Finding(
-            "warning" if differ["request_id"].map(_may_end_early(manifest)).all() else "invalid",
+            "warning" if _may_end_early(differ["request_id"], manifest).all() else "invalid",
             "token_count_mismatch",
             len(differ),
             0,
@@ -189,7 +189,7 @@ def _early_end(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding
     ok = measured.requests[measured.requests["status"] == "ok"]
     asked = ok["request_id"].map(manifest["requested_tokens"]).astype("float64")
     short = ok["output_tokens"] < asked
-    short &= ~(ok["request_id"].map(_may_end_early(manifest)) & (ok["finish_reason"] == "stop")).astype(bool)
+    short &= ~(_may_end_early(ok["request_id"], manifest) & (ok["finish_reason"] == "stop"))
     if short.any():
         row = ok[short].iloc[0]
         yield Finding(
@@ -202,11 +202,10 @@ def _early_end(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding
         )
 
 
-def _may_end_early(manifest: dict[str, Any]) -> Callable[[str], bool]:
-    """Tells of a request's id whether its answer may end before its limit."""
-    if manifest["workload"]["respect_eos"]:
-        return lambda _: True
-    return frozenset(manifest.get("may_stop", ())).__contains__
+def _may_end_early(request_ids: pd.Series[str], manifest: dict[str, Any]) -> pd.Series[bool]:
+    """Of each request whether its answer may end before its limit."""
+    everyone = bool(manifest["workload"]["respect_eos"])
+    return request_ids.isin(manifest.get("may_stop", [])) | everyone
 
 
 def _parity_outputs(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
