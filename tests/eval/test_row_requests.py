@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+import gzip
+import json
 import random
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
+from skote.eval.arrivals import ArrivalConfig
 from skote.eval.codec import HashCodec
+from skote.eval.record import read_run
+from skote.eval.sources.records import Entry
 from skote.eval.sources.row import Row
 from skote.eval.sources.row_file import RowFile
 from skote.eval.sources.source_config import SourceConfig, check_source
@@ -48,7 +54,16 @@ def test_rows_become_requests_of_their_lengths_at_their_times_in_blocks(tmp_path
     assert workload.times == ((0, 0, 3 * S // 2), (0, 2 * S, 2 * S))
     described = workload.describe()
     assert described["schedule"]["offered_req_s"] == [2 / 1.5, 1.0]
-    counts = ("malformed", "dropped", "truncated", "ignored_stops", "dropped_turns", "out_of_order", "repeated_prompts")
+    counts = (
+        "malformed",
+        "passed_over",
+        "dropped",
+        "truncated",
+        "ignored_stops",
+        "dropped_turns",
+        "out_of_order",
+        "repeated_prompts",
+    )
     assert described["source"] | {"sha256": ""} == dict.fromkeys(counts, 0) | {
         "path": "trace.csv", "sha256": "", "format": "lengths", "rows_read": 6, "first_malformed": None,
         "cut_answers": 1,
@@ -268,6 +283,94 @@ def test_a_wrong_option_is_named(config, sentence):
 def test_what_makes_prompts_has_no_place_beside_a_file():
     with pytest.raises(UsageError, match=r"have their own: set them to null and \[1\.0\]"):
         check_config(WorkloadConfig(prompt_tokens=20, source=SourceConfig("x.csv")))
+
+
+ARRIVALS = [  # 1.5, 1.5 and 4 s after the moment before the first one that the file counts from
+    (
+        "azure.csv",
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:01.5000000,4,3\n2023-11-16 18:17:01.5000000,5,2\n"
+        "2023-11-16 18:17:04.0000000,6,1\n",
+    ),
+    (
+        "burst.csv",
+        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n1.5,ChatGPT,4,3,7,Conversation log\n"
+        "1.5,GPT-4,5,2,7,API log\n4,GPT-4,6,1,7,API log\n",
+    ),
+    (
+        "mooncake.jsonl",
+        '{"timestamp": 1500, "input_length": 4, "output_length": 3, "hash_ids": [0]}\n'
+        '{"timestamp": 1500, "input_length": 5, "output_length": 2, "hash_ids": [1]}\n'
+        '{"timestamp": 4000, "input_length": 6, "output_length": 1, "hash_ids": [0]}\n',
+    ),
+    ("lengths.csv", "timestamp,input_tokens,output_tokens\n1.5,4,3\n1.5,5,2\n4,6,1\n"),
+    (
+        "prompts.jsonl",
+        "".join(
+            json.dumps({"prompt": "w " * words, "max_tokens": new, "timestamp": at}) + "\n"
+            for at, words, new in ((1.5, 4, 3), (1.5, 5, 2), (4, 6, 1))
+        ),
+    ),
+    (
+        "messages.jsonl",
+        "".join(
+            json.dumps({"messages": [{"role": "user", "content": "w " * words}], "max_tokens": new, "timestamp": at})
+            + "\n"
+            for at, words, new in ((1.5, 4, 3), (1.5, 5, 2), (4, 6, 1))
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), ARRIVALS, ids=[name for name, _ in ARRIVALS])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_files_of_every_format_arrive_at_their_own_times_twice_as_fast(tmp_path, name, text, suffix):
+    content = text.encode()
+    (tmp_path / f"{name}{suffix}").write_bytes(gzip.compress(content) if suffix else content)
+    source = SourceConfig(str(tmp_path / f"{name}{suffix}"))
+    workload = built(source, load="trace", concurrency=None, arrivals=ArrivalConfig(speed_up=2.0))
+    around = 6 if name in ("prompts.jsonl", "messages.jsonl") else 0  # the marks of a chat's turns
+    assert shapes(workload) == [(4 + around, 3), (5 + around, 2), (6 + around, 1)]
+    assert workload.times == ((0, 0, 5 * S // 4),)
+
+
+def test_a_recorded_run_is_replayed_as_its_candidate_was_asked(tmp_path, synthetic, timeline):
+    """Two blocks of two requests through both arms, warm-up before: four requests, at the moments of one arm."""
+    directory = synthetic(blocks=2, requests=2, tokens=3).write(
+        lambda arm, block, request: timeline(0.2, 10, [5.0] * 2)
+    )
+    asked = read_run(directory).requests.query("phase == 'measure' and arm == 'candidate'").sort_values("scheduled_ns")
+    assert len(asked) == 4
+    source = SourceConfig(str(directory / "requests.parquet"))
+    workload = built(source, blocks=2, size=2, load="trace", concurrency=None)
+    assert shapes(workload) == list(zip(asked["input_tokens"], asked["output_tokens"], strict=True))
+    stamps = asked["scheduled_ns"].tolist()
+    assert workload.times == ((0, stamps[1] - stamps[0]), (0, stamps[3] - stamps[2]))
+    facts = workload.describe()["source"]
+    assert (facts["format"], facts["passed_over"] >= 4, facts["malformed"]) == ("replay", True, 0)
+
+
+def test_a_sample_of_a_long_trace_holds_no_more_than_it_takes(tmp_path, monkeypatch):
+    count = 10_000
+    entries = (
+        Entry(f"line {number}", {"timestamp": str(number), "input_tokens": "5", "output_tokens": "1"})
+        for number in range(count)
+    )
+    monkeypatch.setattr("skote.eval.sources.row_file.read_records", lambda _: entries)
+    file = RowFile(SourceConfig("trace.csv", sample="rows"))
+    tracemalloc.start()
+    try:
+        taken = file.take(10, 0, 5, lambda row: row, random.Random(0))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (len(taken), file.reading.rows) == (10, count)
+    assert peak < 300_000  # all rows together take 10 times as much
+
+
+def test_control_characters_and_every_script_reach_the_prompt(tmp_path):
+    text = "a\x00b\x07 \u202e\U0001f600 \u65e5\u672c \x85"
+    asked = built(SourceConfig(jsonl(tmp_path, json.dumps({"prompt": text}))), size=1).requests[0]
+    assert asked.input_ids == CODEC.encode_chat(text)
 
 
 def test_a_row_without_text_or_lengths_is_no_request():

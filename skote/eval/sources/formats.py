@@ -144,8 +144,13 @@ def spoken(message: Record) -> str:
     return str(message.get("content") or "") + (json.dumps(calls) if calls else "")
 
 
-def replay(place: str, record: Record) -> Row:
-    """A row of a recorded run's requests.parquet: when it was scheduled, and its lengths."""
+def replay(place: str, record: Record) -> Row | None:
+    """A row of a recorded run's requests.parquet: when it was scheduled, and its lengths.
+
+    None for warm-up, and for the second time, through the other arm, of what was asked in the first.
+    """
+    if record.get("phase", "measure") != "measure" or record.get("arm", "candidate") != "candidate":
+        return None
     return Row(
         place,
         at_ns=_count(record, "scheduled_ns"),
@@ -154,7 +159,7 @@ def replay(place: str, record: Record) -> Row:
     )
 
 
-FORMATS: Mapping[str, Callable[[str, Record], Row]] = {
+FORMATS: Mapping[str, Callable[[str, Record], Row | None]] = {
     "azure": azure,
     "burstgpt": burstgpt,
     "mooncake": mooncake,

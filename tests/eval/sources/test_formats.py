@@ -87,6 +87,11 @@ EXAMPLES = [
         {"question_id": 81, "category": "writing", "turns": ["Write.", "Again."]},
         Row("line 2", turns=("Write.", "Again.")),
     ),
+    (  # MT-Bench
+        "spec_bench",
+        {"question_id": 101, "category": "reasoning", "turns": ["Race?", "And last?"], "reference": ["Second.", "No."]},
+        Row("line 2", turns=("Race?", "And last?")),
+    ),
     (
         "sharegpt",
         {"id": "x", "conversations": [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "So."},
@@ -100,6 +105,13 @@ EXAMPLES = [
 def test_a_row_is_what_its_format_says_and_is_recognised(name, record, row):
     assert FORMATS[name]("line 2", record) == row
     assert recognise(record, Path("file")) == name
+
+
+@pytest.mark.parametrize("other", [{"phase": "warmup"}, {"arm": "baseline"}])
+def test_of_a_recorded_run_warm_up_and_the_other_arm_are_passed_over(other):
+    record = {"run_id": "r", "scheduled_ns": 12, "input_tokens": 7, "output_tokens": 3, "arm": "candidate"}
+    assert FORMATS["replay"]("entry 1", record | {"phase": "measure"}) is not None
+    assert FORMATS["replay"]("entry 1", record | {"phase": "measure"} | other) is None
 
 
 def test_every_format_has_an_example():
