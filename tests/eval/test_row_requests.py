@@ -288,19 +288,25 @@ def test_what_makes_prompts_has_no_place_beside_a_file():
 ARRIVALS = [  # 1.5, 1.5 and 4 s after the moment before the first one that the file counts from
     (
         "azure.csv",
-        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:01.5000000,4,3\n2023-11-16 18:17:01.5000000,5,2\n"
-        "2023-11-16 18:17:04.0000000,6,1\n",
+        (
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:01.5000000,4,3\n"
+            "2023-11-16 18:17:01.5000000,5,2\n2023-11-16 18:17:04.0000000,6,1\n"
+        ),
     ),
     (
         "burst.csv",
-        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n1.5,ChatGPT,4,3,7,Conversation log\n"
-        "1.5,GPT-4,5,2,7,API log\n4,GPT-4,6,1,7,API log\n",
+        (
+            "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n1.5,ChatGPT,4,3,7,Conversation log\n"
+            "1.5,GPT-4,5,2,7,API log\n4,GPT-4,6,1,7,API log\n"
+        ),
     ),
     (
         "mooncake.jsonl",
-        '{"timestamp": 1500, "input_length": 4, "output_length": 3, "hash_ids": [0]}\n'
-        '{"timestamp": 1500, "input_length": 5, "output_length": 2, "hash_ids": [1]}\n'
-        '{"timestamp": 4000, "input_length": 6, "output_length": 1, "hash_ids": [0]}\n',
+        (
+            '{"timestamp": 1500, "input_length": 4, "output_length": 3, "hash_ids": [0]}\n'
+            '{"timestamp": 1500, "input_length": 5, "output_length": 2, "hash_ids": [1]}\n'
+            '{"timestamp": 4000, "input_length": 6, "output_length": 1, "hash_ids": [0]}\n'
+        ),
     ),
     ("lengths.csv", "timestamp,input_tokens,output_tokens\n1.5,4,3\n1.5,5,2\n4,6,1\n"),
     (
