@@ -56,7 +56,8 @@ def main() -> None:
             )
         trace = RowFile(SourceConfig(str(path), sample="rows"))
         sampled = timed(
-            f"1,000 of {options.rows} rows", lambda: trace.take(1000, 0, 100, lambda row: row, random.Random(0))  # noqa: S311
+            f"1,000 of {options.rows} rows",
+            lambda: trace.take(1000, 0, 100, lambda row: row, random.Random(0)),  # noqa: S311
         )
     sys.exit(0 if max(seconds) <= MAX_S and sampled / options.rows * 1e6 <= MAX_US_PER_ROW else 1)
 

@@ -90,7 +90,10 @@ class Conversations:
         """
         later = self._later[request.request_id]
         if later and completion.status == "ok":
-            ids = request.input_ids + completion.output_ids + later[0].input_ids
+            answer, following = completion.output_ids, later[0].input_ids
+            if answer[-1:] == following[:1]:  # the model has ended its turn itself: once is enough
+                answer = answer[:-1]
+            ids = request.input_ids + answer + following
             self.prompts[later[0].request_id] = ids
             yield self._think_ns[later[0].request_id], replace(later[0], input_ids=ids)
             return

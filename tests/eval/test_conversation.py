@@ -82,6 +82,15 @@ def test_a_closed_loop_keeps_so_many_conversations_open():
     assert [each.request_id for each in talks.first] == ["a-t0", "b-t0"]
 
 
+def test_an_answer_that_ends_with_what_follows_it_ends_once():
+    """As where a model is let end its turn: the mark of that is what the next turn begins with, too."""
+    block = [turn("a-t0", 1, 2), turn("a-t1", 102, 3)]
+    talks = Conversations(block, (2,), (0, 0), None)
+    done = Completion("a-t0", 2, (9, 102), (), 0, 0, 0, "ok", "stop")
+    ((_, following),) = talks.follow(block[0], done)
+    assert following.input_ids == (1, 2, 9, 102, 3)
+
+
 def test_a_next_turn_waits_for_the_user_to_think():
     _, ended = run(Echo(), concurrency=1, think_ns=3 * MS)
     at = {name: at_ns for name, _, at_ns in ended}
