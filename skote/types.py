@@ -131,8 +131,10 @@ Priority = Literal["interactive", "batch"]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt, as token ids. With `ignore_eos` exactly `max_new_tokens` tokens are generated.
+    """One prompt, as token ids. With `ignore_eos` the model's own end of a text ends nothing.
 
+    An answer ends with a token of `stop_ids`, and with the token that completes one of `stop_strings` in its text
+    (`skote.runtime.stops`), whatever `ignore_eos` says; without any of these it has exactly `max_new_tokens` tokens.
     A `priority` "batch" lets interactive requests go before, in a replica's queue. Only requests of one `cache_salt`
     share what an engine keeps of earlier prompts.
     """
@@ -144,6 +146,8 @@ class Request:
     ignore_eos: bool = False
     priority: Priority = "interactive"
     cache_salt: str = ""
+    stop_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.input_ids:
@@ -154,6 +158,17 @@ class Request:
             raise RequestError(f"priority must be one of {', '.join(get_args(Priority))}, got {self.priority!r}.")
         if not isinstance(self.cache_salt, str):
             raise RequestError(f"cache_salt must be text, got {self.cache_salt!r}.")
+        if not isinstance(self.stop_ids, tuple) or not all(is_whole(each) and each >= 0 for each in self.stop_ids):
+            raise RequestError(f"stop_ids must be a tuple of token ids, 0 or more, got {self.stop_ids!r}.")
+        if not isinstance(self.stop_strings, tuple) or not all(
+            isinstance(each, str) and each for each in self.stop_strings
+        ):
+            raise RequestError(f"stop_strings must be a tuple of texts that are not empty, got {self.stop_strings!r}.")
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether it has stop ids or stop strings."""
+        return bool(self.stop_ids or self.stop_strings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +291,15 @@ class BatchingEngine(Engine, Protocol):
 
     def serve(self, desk: Desk) -> None:
         """Run what `desk` has and what comes meanwhile; returns when nothing is left."""
+
+
+@runtime_checkable
+class StoppingEngine(Engine, Protocol):
+    """An engine that ends answers at their requests' stops by itself; those of all others a worker ends."""
+
+    @property
+    def ends_at_stops(self) -> bool:
+        """True."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,11 @@ class EndpointEngine:
         """How many requests it can have under way; how many it gets is the router's choice."""
         return _MOST_STREAMS
 
+    @property
+    def ends_at_stops(self) -> bool:
+        """As `StoppingEngine.ends_at_stops`: the server does."""
+        return True
+
     def serve(self, desk: Desk) -> None:
         """As `BatchingEngine.serve`: each request over a connection of its own, from when it comes."""
         self._runner.run(self._serve(desk))

@@ -17,8 +17,8 @@ class BodyWriter:
     Args:
         api: completions or chat.
         prompt: what completions are sent: the prompt's token ids, or their text. A chat is sent text.
-        extensions: whether the server takes `return_token_ids`, `ignore_eos` and `top_k`, as vLLM does; OpenAI's own
-            API has none of them.
+        extensions: whether the server takes `return_token_ids`, `ignore_eos`, `stop_token_ids` and `top_k`, as vLLM
+            does; OpenAI's own API has none of them.
         local_dir: the model's directory, whose tokenizer turns ids into text.
         extra: further fields, which win over those that are written here.
 
@@ -52,10 +52,16 @@ class BodyWriter:
             fields = {"top_p": sampling.top_p, "seed": sampling.seed}
             if sampling.top_k and not self._extensions:
                 raise RequestError("OpenAI's API has no top_k: set endpoint.extensions=true, or top_k to 0.")
+        if request.stop_strings:
+            fields["stop"] = list(request.stop_strings)
+        if request.stop_ids and not self._extensions:
+            raise RequestError("OpenAI's API has no stop_token_ids: set endpoint.extensions=true, or leave them out.")
         if self._extensions:
             fields["return_token_ids"] = True
             if request.ignore_eos:
                 fields["ignore_eos"] = True
+            if request.stop_ids:
+                fields["stop_token_ids"] = list(request.stop_ids)
             if not sampling.greedy and sampling.top_k:
                 fields["top_k"] = sampling.top_k
         return {

@@ -175,7 +175,7 @@ def _counts(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
         row = differ.iloc[0]
         # Where a model may stop early, outputs that differ by rounding may end at different tokens.
         yield Finding(
-            "warning" if manifest["workload"]["respect_eos"] else "invalid",
+            "warning" if _may_end_early(differ["request_id"], manifest).all() else "invalid",
             "token_count_mismatch",
             len(differ),
             0,
@@ -189,8 +189,7 @@ def _early_end(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding
     ok = measured.requests[measured.requests["status"] == "ok"]
     asked = ok["request_id"].map(manifest["requested_tokens"]).astype("float64")
     short = ok["output_tokens"] < asked
-    if manifest["workload"]["respect_eos"]:
-        short &= ok["finish_reason"] != "stop"
+    short &= ~(_may_end_early(ok["request_id"], manifest) & (ok["finish_reason"] == "stop"))
     if short.any():
         row = ok[short].iloc[0]
         yield Finding(
@@ -201,6 +200,12 @@ def _early_end(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding
             f"{requests(int(short.sum()))} ended before the tokens that were asked for, first {row['request_id']} "
             f"({row['arm']}, block {row['block']}): {row['output_tokens']} of {int(asked[short].iloc[0])}.",
         )
+
+
+def _may_end_early(request_ids: pd.Series[str], manifest: dict[str, Any]) -> pd.Series[bool]:
+    """Of each request whether its answer may end before its limit."""
+    everyone = bool(manifest["workload"]["respect_eos"])
+    return request_ids.isin(manifest.get("may_stop", [])) | everyone
 
 
 def _parity_outputs(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:

@@ -38,6 +38,7 @@ from skote.eval.record import ids_sha256
 from skote.eval.vocabulary import OtherVocabularyError, check_ids, check_width, vocabulary_parity
 from skote.runtime.backend import AnyReplica
 from skote.runtime.choices import Choices, choices
+from skote.runtime.stops import Stopping
 from skote.types import Completion, EngineError, Request, Sampling
 
 FORCED_REQUESTS, FORCED_TOKENS = 12, 1024
@@ -61,6 +62,7 @@ class ParityGate:
         dtype: of both arms.
         reference: starts an fp32 replica for a while. In fp32, where greedy tokens must be equal, sampled ones need it.
         eos_ids: what may end a text early.
+        stopping: finds where else an answer to a request with stops has to end.
         vocab: how many tokens an arm's model has, one for padding among them.
         seed: of the bootstrap.
     """
@@ -73,12 +75,14 @@ class ParityGate:
         dtype: str,
         reference: Reference,
         eos_ids: Sequence[int],
+        stopping: Stopping,
         vocab: int,
         seed: int,
     ) -> None:
         self._arms: dict[ArmName, Arm] = {"candidate": candidate, "baseline": baseline}
         self._dtype, self._reference, self._seed = dtype, reference, seed
         self._eos_ids = frozenset(eos_ids)
+        self._stopping = stopping
         self._vocab = vocab
         self._foreign: OtherVocabularyError | None = None
         self._requests: dict[str, Request] = {}
@@ -173,7 +177,7 @@ class ParityGate:
         if self._dtype == "fp32":
             return self._judge_tokens(both) | self._hashes()
         rng = random.Random(f"{self._seed}/forced")  # noqa: S311 - drawn after timing, so that no engine can know it
-        sample = _sample([request.max_new_tokens for request in both], rng)
+        sample = _sample([len(self._outputs["baseline"][request.request_id]) for request in both], rng)
         with self._reference() as reference:
             for index, request in enumerate(both):
                 if index in sample:
@@ -230,11 +234,19 @@ class ParityGate:
     ) -> None:
         """Note an output that its arm's `logits` (None: yet to be asked for) do not choose, or that ends early."""
         own = self._outputs[name][request.request_id]
-        ended = len(own) == request.max_new_tokens or own[-1] in self._eos_ids
+        ended = self._ends(request, own)
         found = self._choices(name, request, own) if logits is None else choices(logits, own)
         errors = None if reference is None else np.abs(logits - reference).max(-1)
         if not ended or not are_choices(found.chosen, found.best, self._dtype, errors):
             self._inconsistent.append(f"{name} {request.request_id}")
+
+    def _ends(self, request: Request, ids: Ids) -> bool:
+        """Whether an answer to `request` may be `ids`: neither short of its end nor longer."""
+        stops = self._stopping.watch(request)
+        end = None if stops is None else stops.end(ids)
+        if end is not None:
+            return end == len(ids)
+        return len(ids) == request.max_new_tokens or ids[-1] in self._eos_ids
 
     def _choices(self, name: ArmName, request: Request, ids: Ids) -> Choices:
         found: Choices = self._ask(name, "choices", request, ids)

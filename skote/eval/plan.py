@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import platformdirs
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -23,6 +24,7 @@ from skote.eval.progress import RunProgress
 from skote.eval.slo import check_slo
 from skote.eval.stand_in import StandIn
 from skote.eval.workload import Workload, build_workload, check_fits
+from skote.eval.workload_cache import WorkloadCache, ingredients
 from skote.eval.workload_config import check_config
 from skote.flags import flags_for
 from skote.model.facts import ModelFacts, load_facts
@@ -135,9 +137,7 @@ def plan_run(settings: RunConfig, directory: Path, progress: RunProgress, *, com
     if codec is None:
         progress.say("It has no tokenizer: prompts become token ids by a hash, and answers mean nothing.")
     max_blocks = 0 if stop is None else stop.max_blocks
-    workload = build_workload(
-        settings.workload, codec or HashCodec(spec.vocab), settings.seed, max_blocks, spec.max_positions
-    )
+    workload = _workload(settings, codec, spec, max_blocks, progress)
     check_fits(workload, spec.max_positions)
     fitting = [each for each in workload.probe if len(each.input_ids) + each.max_new_tokens <= spec.max_positions]
     workload = replace(workload, probe=tuple(fitting))  # its prompts may be some tokens longer
@@ -166,6 +166,19 @@ def plan_run(settings: RunConfig, directory: Path, progress: RunProgress, *, com
         reference=compared,
     )
     return plan
+
+
+def _workload(
+    settings: RunConfig, codec: TextCodec | None, facts: ModelFacts, max_blocks: int, progress: RunProgress
+) -> Workload:
+    """The requests, made now or, where they are many, before."""
+    root = settings.model.cache_dir or platformdirs.user_cache_dir("skotergy")
+    bounds = settings.seed, max_blocks, facts.max_positions
+    name = f"hash of {facts.vocab}" if codec is None else codec.sha256
+    return WorkloadCache(Path(root).expanduser() / "workloads", progress.say).workload(
+        ingredients(settings.workload, name, *bounds),
+        lambda: build_workload(settings.workload, codec or HashCodec(facts.vocab), *bounds),
+    )
 
 
 def _check_numbers(settings: RunConfig) -> None:

@@ -45,6 +45,7 @@ from skote.runtime.backend import AnyReplica, Backend, ProcessBackend, open_back
 from skote.runtime.capacity import describe_accelerators, gpu_uuids
 from skote.runtime.ceilings import measure_ceilings
 from skote.runtime.devices import threads_per_replica
+from skote.runtime.stops import Stopping
 from skote.types import Completion, EngineError, ExitCode, RecordError
 
 _REFERENCE = EngineConfig(
@@ -295,6 +296,7 @@ class Session:
             dtype=settings.dtype.name,
             reference=self._fp32_reference,
             eos_ids=self.plan.spec.eos_ids,
+            stopping=Stopping(str(self.plan.source.local_dir)),
             vocab=self.plan.vocab,
             seed=settings.seed,
         )
@@ -351,6 +353,7 @@ class Session:
     def _write(self, status: str, error: str | None = None, *, ended: bool = False) -> None:
         plan, settings = self.plan, self.plan.settings
         replicas = [replica for arm in self.arms.values() for replica in arm["replicas"]]
+        may_stop = [each.request_id for each in self.workload.requests if each.may_stop]
         fingerprints = [replica["info"].get("weights_fingerprint") for replica in replicas]
         self.writer.flush()
         self.writer.write_json(
@@ -376,6 +379,7 @@ class Session:
                 "devices": plan.devices,
                 "arms": self.arms,
                 "requested_tokens": {each.request_id: each.max_new_tokens for each in self.workload.requests},
+                **({"may_stop": may_stop} if may_stop else {}),
                 "parity": self.parity,
                 "contracts": self.contracts,
                 "harness": self.harness,

@@ -9,6 +9,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from skote.types import Request, UsageError
 
+NEVER = "\N{OBJECT REPLACEMENT CHARACTER}" * 64
+"""A stop string that no answer has."""
+
 Ids = tuple[int, ...]
 _TRIES = 1000
 
@@ -107,7 +110,7 @@ def _shared_end(prompts: Sequence[Ids]) -> int:
 
 
 def warmup_requests(requests: Sequence[Request], prompts: Unmeasured) -> tuple[Request, ...]:
-    """Requests at the shapes of `requests`, which never stop early.
+    """Requests at the shapes of `requests`, which never stop early; looked through for a stop string where those are.
 
     One for each distinct shape (prompt tokens, new tokens) where there are at most five, else for the shortest, the
     longest, the quartiles between them by prompt length, and the shape with the most new tokens.
@@ -116,8 +119,9 @@ def warmup_requests(requests: Sequence[Request], prompts: Unmeasured) -> tuple[R
         UsageError: there are no prompts for it.
     """
     sampling = requests[0].sampling
+    stop_strings = (NEVER,) if any(request.stop_strings for request in requests) else ()
     return tuple(
-        Request(f"w{index:02d}", prompts.fitted(length), new, sampling, ignore_eos=True)
+        Request(f"w{index:02d}", prompts.fitted(length), new, sampling, ignore_eos=True, stop_strings=stop_strings)
         for index, (length, new) in enumerate(_shapes(requests))
     )
 

@@ -37,8 +37,9 @@ class Workload:
     alone. `listed` holds the prompts of the list that the blocks came from, None where they are made, or a file's.
     `prefix` is what the measured prompts share with earlier ones. `source` says what was found in the file that the
     requests came from. Where they are conversations, `turns` has how many requests each of a block's has, spare blocks
-    included, and `think_ns` passes before a next one; then a later turn's ids are `skote.eval.conversation`'s.
-    `cache_probes` has what is asked after a pass of each block, spare ones included.
+    included, and `think_ns` how long passes between each request and the answer before it (0 for first turns); then a
+    later turn's ids are `skote.eval.conversation`'s. `cache_probes` has what is asked after a pass of each block, spare
+    ones included.
     """
 
     name: str
@@ -57,7 +58,7 @@ class Workload:
     times: tuple[Times, ...] = ()
     source: dict[str, Any] | None = None
     turns: tuple[Turns, ...] = ()
-    think_ns: int = 0
+    think_ns: tuple[Times, ...] = ()
     cache_probes: tuple[CacheProbe | None, ...] = ()
 
     @property
@@ -144,7 +145,7 @@ def build_workload(
     unmeasured = Unmeasured(dealt.undealt, [request.input_ids for request in possible])
     probe = _probe(config, _at_full_length(possible, dealt.turns), unmeasured, seed)
     warmup = warmup_requests(_at_full_length(possible, dealt.turns), unmeasured)
-    load, think_ns = cast("Load", config.load), round(config.source.think_ms * 1e6)
+    load = cast("Load", config.load)
     times = dealt.times or _times(config, seed, count)
     rng = random.Random(f"{seed}/cache")  # noqa: S311
     concurrency = None if times else config.concurrency or config.requests_per_block
@@ -160,12 +161,12 @@ def build_workload(
         respect_eos=config.respect_eos,
         warmup=warmup,
         probe=probe,
-        sha256=_fingerprint(blocks, load, concurrency, times, dealt.turns, think_ns),
+        sha256=_fingerprint(blocks, load, concurrency, times, dealt.turns, dealt.think_ns),
         prefix=_prefix(blocks, dealt.turns),
         times=times,
         source=dealt.source,
         turns=dealt.turns,
-        think_ns=think_ns,
+        think_ns=dealt.think_ns,
         cache_probes=tuple(cache_probe(block, unmeasured, rng) for block in every),
     )
 
@@ -227,7 +228,7 @@ def _fingerprint(
     concurrency: int | None,
     times: Sequence[Times],
     turns: Sequence[Turns],
-    think_ns: int,
+    think_ns: Sequence[Times],
 ) -> str:
     """SHA-256 of the JSON of all that is sent, and when; hashed request by request, since it may be gigabytes."""
     digest = hashlib.sha256(b'{"blocks":[')
@@ -239,6 +240,7 @@ def _fingerprint(
                 "max_new_tokens": request.max_new_tokens,
                 "ignore_eos": request.ignore_eos,
                 **asdict(request.sampling),
+                **({"stop_ids": request.stop_ids, "stop_strings": request.stop_strings} if request.may_stop else {}),
             }
             digest.update(b"," * bool(index) + _json(content))
         digest.update(b"]")
@@ -246,7 +248,7 @@ def _fingerprint(
     if times:
         rest["times"] = times[: len(blocks)]
     if turns:
-        rest |= {"turns": turns[: len(blocks)], "think_ns": think_ns}
+        rest |= {"turns": turns[: len(blocks)], "think_ns": think_ns[: len(blocks)]}
     digest.update(b"]," + _json(rest)[1:])
     return digest.hexdigest()
 

@@ -32,6 +32,7 @@ from skote import types
 from skote.runtime.choices import choices
 from skote.runtime.launch_rows import CLOCK, Part, RowRecord
 from skote.runtime.own_process import device_is_lost, peak_memory
+from skote.runtime.stops import Stopping
 from skote.runtime.token_pace import TokenPace
 from skote.runtime.worker_desk import Launch, WorkerDesk
 from skote.runtime.worker_progress import WorkerProgress
@@ -44,6 +45,7 @@ from skote.types import (
     FinishReason,
     Request,
     SkoteError,
+    StoppingEngine,
     UsageError,
 )
 
@@ -141,6 +143,7 @@ def main(connection: Connection, memory: int) -> None:
         connection.send((READY, "error", *_explain(error, f"Loading {spec.target}")))
         sys.exit(1)
     batching = engine if isinstance(engine, BatchingEngine) and engine.rows > 1 else None
+    stopping = None if isinstance(engine, StoppingEngine) else Stopping(spec.options.get("local_dir"))
     connection.send((READY, "ok", None if batching is None else batching.rows))
 
     pace = TokenPace(lambda tpot_ns: connection.send((PACE, "ok", tpot_ns)))
@@ -158,7 +161,10 @@ def main(connection: Connection, memory: int) -> None:
         watch = pace if inbox.watched else None
         if method == "generate" and batching is not None:
             first = (call_id, *args)
-            _serve(batching, WorkerDesk(type(engine).__name__, first, inbox, answer, tell, progress, watch))
+            _serve(
+                batching,
+                WorkerDesk(type(engine).__name__, first, inbox, answer, tell, progress, stopping, watch),
+            )
             continue
         try:
             if method == "generate":
@@ -166,7 +172,7 @@ def main(connection: Connection, memory: int) -> None:
                 requests, told = args
                 tell_row = partial(tell, call_id) if told else None
                 cancelled = partial(inbox.is_cancelled, call_id)
-                result: object = _launch(engine, requests, cancelled, tell_row, progress.tick, watch)
+                result: object = _launch(engine, requests, cancelled, tell_row, progress.tick, stopping, watch)
             else:
                 result = _call(engine, method, args)
             reply = pickle.dumps((call_id, "ok", result))
@@ -211,18 +217,19 @@ def _launch(
     is_cancelled: Callable[[int], bool],
     tell: Emit | None,
     tick: Callable[[], None],
+    stopping: Stopping | None,
     pace: TokenPace | None,
 ) -> list[Part]:
     """Run one engine call; an exception becomes the rows' error, beside the tokens that had already come.
 
     A batch that fails before its first token is run again row by row, so that one request does not fail the others.
     """
-    parts = _generate(engine, requests, is_cancelled, tell, tick, pace)
+    parts = _generate(engine, requests, is_cancelled, tell, tick, stopping, pace)
     if len(parts) > 1 and all(part.error is not None and not part.output_ids for part in parts):
         return [
             part
             for row, request in enumerate(requests)
-            for part in _generate(engine, [request], *_of_row(row, is_cancelled, tell), tick, pace)
+            for part in _generate(engine, [request], *_of_row(row, is_cancelled, tell), tick, stopping, pace)
         ]
     return parts
 
@@ -240,6 +247,7 @@ def _generate(
     is_cancelled: Callable[[int], bool],
     tell: Emit | None,
     tick: Callable[[], None],
+    stopping: Stopping | None,
     pace: TokenPace | None,
 ) -> list[Part]:
     name = type(engine).__name__
@@ -260,12 +268,13 @@ def _generate(
         tick()
         if pace is not None:
             pace.emitted(records[row], len(token_ids))
-        if dropped and not any(map(awaited, rows)):
+        if (dropped or records[row].stopped) and not any(map(awaited, rows)):
             raise _CancelledError
 
     reasons: Sequence[FinishReason | None] = [None] * len(requests)
     sentence: str | None = None
     try:
+        _watch(records, stopping)
         if any(map(awaited, rows)):
             finished = engine.generate(requests, emit)
             if len(finished) != len(requests):
@@ -281,6 +290,12 @@ def _generate(
         _, sentence = _explain(error, f"{name}.generate")
     tick()
     return [record.part(reason, sentence) for record, reason in zip(records, reasons, strict=True)]
+
+
+def _watch(records: Sequence[RowRecord], stopping: Stopping | None) -> None:
+    if stopping is not None:
+        for record in records:
+            record.stops = stopping.watch(record.request)
 
 
 def _serve(engine: BatchingEngine, desk: WorkerDesk) -> None:

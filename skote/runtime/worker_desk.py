@@ -10,6 +10,7 @@ from operator import index
 from typing import Protocol
 
 from skote.runtime.launch_rows import CLOCK, Part, RowRecord
+from skote.runtime.stops import Stopping
 from skote.runtime.token_pace import TokenPace
 from skote.types import FinishReason, Request, SkoteError
 
@@ -62,6 +63,7 @@ class WorkerDesk:
         answer: called with a launch's id and its parts, once all are there.
         tell: called with new tokens of a launch that wants to be told of them.
         progress: told of what the engine does.
+        stopping: makes what looks for requests' stops; None where the engine ends there by itself.
         pace: told of tokens, where the parent wants to know how fast tokens come.
     """
 
@@ -73,6 +75,7 @@ class WorkerDesk:
         answer: Callable[[int, list[Part]], None],
         tell: Tell,
         progress: Progress,
+        stopping: Stopping | None = None,
         pace: TokenPace | None = None,
     ) -> None:
         self._engine = engine
@@ -81,6 +84,7 @@ class WorkerDesk:
         self._answer = answer
         self._tell = tell
         self._progress = progress
+        self._stopping = stopping
         self._pace = pace
         self._keys = itertools.count()
         self._rows: dict[int, tuple[_Open, int, RowRecord]] = {}
@@ -97,9 +101,9 @@ class WorkerDesk:
         self._inbox.on_arrival(wake)
 
     def is_cancelled(self, key: int) -> bool:
-        """As `Desk.is_cancelled`."""
-        opened, row, _ = self._rows[key]
-        return self._inbox.is_cancelled(opened.call_id, row)
+        """As `Desk.is_cancelled`; nobody waits for what comes after a stop either."""
+        opened, row, record = self._rows[key]
+        return record.stopped or self._inbox.is_cancelled(opened.call_id, row)
 
     def admit(self, key: int) -> None:
         """As `Desk.admit`."""
@@ -116,7 +120,7 @@ class WorkerDesk:
         self._progress.keep(tokens)
 
     def emit(self, key: int, token_ids: Sequence[int]) -> None:
-        """As `Desk.emit`; what comes after a cancel is dropped."""
+        """As `Desk.emit`; what comes after a cancel or a stop is dropped."""
         opened, row, record = self._rows[key]
         record.emit(token_ids, dropped=self._inbox.is_cancelled(opened.call_id, row))
         self._progress.tick()
@@ -126,7 +130,7 @@ class WorkerDesk:
     def end(self, key: int, reason: FinishReason | None) -> None:
         """As `Desk.end`."""
         record = self._rows[key][2]
-        record.cancelled |= reason is None
+        record.cancelled |= reason is None and not record.stopped
         self._close(key, reason, None)
 
     def fail(self, key: int, error: SkoteError) -> None:
@@ -150,7 +154,18 @@ class WorkerDesk:
         for row, (key, request) in enumerate(keyed):
             tell = partial(self._tell, call_id, row) if told else None
             self._rows[key] = opened, row, RowRecord(request, self._engine, tell)
-        return keyed
+        return [(key, request) for key, request in keyed if self._watch(key, request)]
+
+    def _watch(self, key: int, request: Request) -> bool:
+        """Look for the request's stops from now on; where that cannot be it fails, and no other one."""
+        if self._stopping is None:
+            return True
+        try:
+            self._rows[key][2].stops = self._stopping.watch(request)
+        except SkoteError as error:
+            self.fail(key, error)
+            return False
+        return True
 
     def _close(self, key: int, reason: FinishReason | None, error: str | None) -> None:
         opened, row, record = self._rows.pop(key)

@@ -10,7 +10,7 @@ import pytest
 
 from skote.engines.endpoint import EndpointEngine
 from skote.runtime.replica import Replica
-from skote.types import UNKNOWN_ID, EngineError, EngineSpec, ReplicaError, Request, Sampling, UsageError
+from skote.types import UNKNOWN_ID, EngineError, EngineSpec, ReplicaError, Request, Sampling, StoppingEngine, UsageError
 
 U = UNKNOWN_ID
 WAIT_S = 30.0
@@ -105,6 +105,20 @@ def test_a_server_of_openais_own_fields_alone(fake_server, connect, answer):
     assert engine.describe()["caveats"] == ["ignore_eos was not sent, in 1 of 1 answers: set endpoint.extensions=true."]
     with pytest.raises(UsageError, match="no top_k"):
         generate(engine, request(sampling=Sampling(1.0, top_k=3)))
+
+
+def test_stops_are_the_servers_to_obey(fake_server, connect, answer):
+    server = fake_server(answer)
+    engine = connect(server)
+    assert isinstance(engine, StoppingEngine)  # no worker ends its answers, whose last counts would then be lost
+    generate(engine, request(stop_strings=("\n", "End"), stop_ids=(2, 3)))
+    asked = server.asked[0].body
+    assert (asked["stop"], asked["stop_token_ids"]) == (["\n", "End"], [2, 3])
+    plain = connect(server, extensions=False)
+    generate(plain, request(stop_strings=("\n",)))
+    assert server.asked[1].body["stop"] == ["\n"]
+    with pytest.raises(UsageError, match="no stop_token_ids"):
+        generate(plain, request(stop_ids=(2,)))
 
 
 def test_a_chat_is_sent_the_prompts_text(fake_server, connect, play, make_checkpoint, write_tokenizer):

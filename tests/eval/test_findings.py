@@ -114,6 +114,10 @@ def test_ending_at_the_end_of_sequence_token_is_no_early_end(synthetic, timeline
     assert "early_end" in [code for _, code in codes(run, manifest)]
     run.requests["finish_reason"] = "stop"
     assert codes(run, manifest) == [("warning", "sampled_outputs")]
+    manifest["workload"]["respect_eos"] = False
+    assert ("invalid", "early_end") in codes(run, manifest)
+    manifest["may_stop"] = sorted(set(run.requests["request_id"]))  # those with stops of their own may end early, too
+    assert codes(run, manifest) == [("warning", "sampled_outputs")]
 
 
 def test_sampled_outputs_that_are_no_draws(run):

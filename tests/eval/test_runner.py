@@ -318,7 +318,7 @@ def test_an_unknown_option_is_one_line_on_stderr(tmp_path):
         (["model=tiny_shape", "model.layers=3"], "layers"),
         (["a prompt with spaces"], "a prompt with spaces"),
         (["hydra.run.dir=/proc/nowhere"], "/proc/nowhere"),
-        (["resume=nowhere"], "needs the directory of a sweep (-m), with its sweep.json"),
+        (["resume=nowhere"], "needs the directory of a sweep (-m) or a search, with its sweep.json or search.json"),
         (["+workload.resume=nowhere"], "workload.resume"),
         (["against=run"], "add check=reproduce"),
         (["check=reproduce"], "check=reproduce needs against=RUN_DIR"),

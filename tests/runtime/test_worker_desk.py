@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from skote.runtime.launch_rows import Part
+from skote.runtime.stops import Stopping
 from skote.runtime.worker_desk import Launch, WorkerDesk
 from skote.types import EngineError, Request
 
@@ -43,6 +46,7 @@ class Kept:
             lambda *answer: self.answers.append(answer),
             lambda call_id, row, ids: self.told.append((call_id, row, list(ids))),
             self,
+            Stopping(None),
         )
 
     def tick(self) -> None:
@@ -128,6 +132,32 @@ def test_a_cancel_that_comes_after_the_last_token_is_too_late() -> None:
     kept.inbox.cancelled = {(10, 0)}
     kept.desk.end(key, "length")
     assert kept.answers[0][1][0].finish_reason == "length"
+
+
+def test_what_comes_after_a_stop_is_no_part_of_the_answer() -> None:
+    stopping = [replace(request(name), stop_ids=(5,)) for name in "ab"]
+    kept = Kept(*stopping)
+    a, b = (key for key, _ in kept.desk.arrivals())
+    kept.desk.emit(a, (4, 5, 6))  # as much as an engine hands over at once
+    assert kept.desk.is_cancelled(a)
+    assert not kept.desk.is_cancelled(b)
+    kept.desk.emit(a, (7,))
+    kept.desk.end(a, None)
+    kept.desk.emit(b, (4,))
+    kept.desk.end(b, "length")
+    ((_, (first, second)),) = kept.answers
+    assert (first.output_ids, first.chunk_tokens, first.finish_reason, first.cancelled) == ((4, 5), (2,), "stop", False)
+    assert (second.output_ids, second.finish_reason) == ((4,), "length")
+
+
+def test_a_stop_string_without_a_tokenizer_fails_its_request_alone() -> None:
+    kept = Kept(replace(request("a"), stop_strings=("x",)), request("b"))
+    ((b, _),) = kept.desk.arrivals()
+    kept.desk.emit(b, (1,))
+    kept.desk.end(b, "length")
+    ((_, (first, second)),) = kept.answers
+    assert str(first.error).startswith("Stop strings need the model's tokenizer")
+    assert (second.error, second.output_ids) == (None, (1,))
 
 
 def test_what_an_engine_leaves_fails_and_what_it_never_saw_is_left() -> None:
