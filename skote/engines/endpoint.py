@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from skote.engines.endpoint_body import BodyWriter
 from skote.engines.endpoint_caveats import Caveats
-from skote.engines.endpoint_client import Client, read_trust
+from skote.engines.endpoint_client import Client, NoAnswerError, read_trust
 from skote.engines.endpoint_events import TokenCount
 from skote.engines.endpoint_key import read_key
 from skote.engines.endpoint_server import ServerProcess
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _ASK_AGAIN_S = 0.1
 _MOST_STREAMS = 1024
+_SHOWN_MODELS = 12
 
 
 class EndpointEngine:
@@ -153,19 +154,27 @@ class EndpointEngine:
         """The name of the model, once the server lists its models; it is waited for where this replica started it."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + ready_s
-        while (answer := await self._client.models()) is None:
-            if self._server is None:
-                raise EngineError(f"Nothing answers at {self._url}: start a server there, or give endpoint.command.")
-            self._server.check()
-            if loop.time() > deadline:
-                raise EngineError(f"The server does not answer at {self._url} after {ready_s:g} s (endpoint.ready_s).")
+        while True:
+            try:
+                listed = await self._client.models()
+                break
+            except NoAnswerError as error:
+                if self._server is None:
+                    raise
+                self._server.check()
+                if loop.time() > deadline:
+                    raise EngineError(
+                        f"The server does not answer at {self._url} after {ready_s:g} s (endpoint.ready_s)."
+                    ) from error
             await asyncio.sleep(_ASK_AGAIN_S)
+        shown = f"{', '.join(listed[:_SHOWN_MODELS])}{' and others' * (len(listed) > _SHOWN_MODELS)}" or "none"
         if model is not None:
+            if listed and model not in listed:
+                raise UsageError(f"The server at {self._url} has no model {model} (endpoint.model): it lists {shown}.")
             return model
-        if len(answer) != 1:
-            listed = ", ".join(answer[:5]) or "none"
-            raise UsageError(f"The server at {self._url} lists {len(answer)} models ({listed}): give endpoint.model.")
-        return answer[0]
+        if len(listed) != 1:
+            raise UsageError(f"The server at {self._url} lists {len(listed)} models ({shown}): give endpoint.model.")
+        return listed[0]
 
     async def _serve(self, desk: Desk) -> None:
         loop, came = asyncio.get_running_loop(), asyncio.Event()

@@ -88,7 +88,7 @@ def test_tokens_come_chunk_by_chunk_with_their_ids(fake_server, connect, answer)
 
 
 def test_sampling_and_fields_of_ones_own(fake_server, connect, answer):
-    server = fake_server(answer)
+    server = fake_server(answer, models=("tiny", "other"))
     sampled = request(sampling=Sampling(0.5, top_k=3, top_p=0.9, seed=11))
     generate(connect(server, model="other", extra_body={"max_tokens": 2, "min_p": 0.1}), sampled)
     body = server.asked[0].body
