@@ -86,6 +86,7 @@ class EndpointEngine:
         )
         key = read_key(key_file, key_variable)
         sent = dict(headers or {}) | ({"Authorization": f"Bearer {key}"} if key else {})
+        self._texts: dict[tuple[int, ...], str] = {}
         self._caveats = Caveats(extensions=extensions)
         trust = read_trust(ca_file)
         self._runner = asyncio.Runner()
@@ -129,6 +130,16 @@ class EndpointEngine:
         """
         del request, forced_ids
         raise EngineError("A server hands over tokens and no logits: nothing can be scored there.")
+
+    def answer(self, request: Request) -> str:
+        """The text of the last answer to the prompt of `request`, whose tokens' ids the server did not tell.
+
+        Raises:
+            EngineError: there was none.
+        """
+        if request.input_ids not in self._texts:
+            raise EngineError(f"The server has given no answer without ids to request {request.request_id}.")
+        return self._texts[request.input_ids]
 
     def describe(self) -> dict[str, Any]:
         """As `Engine.describe`; the caveats are of all that was asked so far."""
@@ -236,6 +247,8 @@ class EndpointEngine:
         body = self._writer.body(request, self._model)
         reason = await self._client.stream(self._writer.path, body, count, emit)
         self._caveats.note(request, count)
+        if not count.ids_known:
+            self._texts[request.input_ids] = "".join(count.pieces)
         return reason
 
 

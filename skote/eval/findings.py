@@ -73,6 +73,8 @@ def _parity(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
             "passed",
             "Two arms were timed, but nothing shows that they give the same output: parity was not checked.",
         )
+    elif parity["passed"] is None:
+        yield Finding("invalid", "parity_not_judged", parity["mode"], "passed", parity["sentence"])
     elif not parity["passed"]:
         yield Finding("invalid", "parity_failed", parity["mode"], "passed", f"Parity failed: {parity['sentence']}")
 
@@ -263,7 +265,9 @@ def _greedy_outputs(measured: Measured, manifest: dict[str, Any]) -> Iterator[Fi
     if manifest["dtype"] != "fp32" or not manifest["workload"]["greedy"]:
         return
     both = _both_arms(measured)
-    parity = manifest["parity"] or {"divergences": []}
+    parity = manifest["parity"] or {"mode": None, "divergences": []}
+    if parity["mode"] in ("text_equal", "not_judged"):
+        return  # an arm tells no ids, and has no hash of them
     near_ties = {_session(each["request_id"]) for each in parity["divergences"] if each["near_tie"]}
     differ = both[both["output_sha256_candidate"] != both["output_sha256_baseline"]]
     named = differ["request_id"].map(_session).isin(near_ties)

@@ -147,8 +147,6 @@ def plan_run(settings: RunConfig, directory: Path, progress: RunProgress, *, com
     elif compare:
         arms["baseline"] = EngineConfig.of(settings.compare)
     for arm, config in arms.items():
-        if config._target_ == ENDPOINT_TARGET:
-            _check_endpoint(settings, two_arms=len(arms) == 2)
         if config.options.get("split"):
             check_split(arm, devices if arm == "candidate" else other_devices, settings.router.backend.name)
     plan = Plan(settings, source, spec, devices, workload, codec, arms, stop, other_devices)
@@ -177,14 +175,6 @@ def _check_numbers(settings: RunConfig) -> None:
         raise UsageError(f"measure.start_timeout_s must be a number of seconds above 0, got {timeout_s:g}.")
     _check_router("router", settings.router)
     _check_router("other.router", other_router(settings))
-
-
-def _check_endpoint(settings: RunConfig, *, two_arms: bool) -> None:
-    if two_arms and settings.measure.parity and settings.dtype.name != "fp32":
-        raise UsageError(
-            f"A server hands over no logits, by which arms in {settings.dtype.name} are compared: choose dtype=fp32 "
-            "for both, compare=none, or measure.parity=false, whose run says that its outputs were not compared."
-        )
 
 
 def other_router(settings: RunConfig) -> RouterConfig:
