@@ -15,7 +15,7 @@ from skote.engines.endpoint_caveats import Caveats
 from skote.engines.endpoint_client import Client, NoAnswerError, read_trust
 from skote.engines.endpoint_events import TokenCount
 from skote.engines.endpoint_key import read_key
-from skote.engines.endpoint_server import ServerProcess
+from skote.engines.endpoint_server import ServerProcess, command_names, with_port
 from skote.types import Desk, Emit, EngineError, FinishReason, Request, SkoteError, UsageError
 
 if TYPE_CHECKING:
@@ -28,10 +28,12 @@ _SHOWN_MODELS = 12
 
 
 class EndpointEngine:
-    """A server behind the `Engine` protocol. Of the common arguments only `local_dir` is read, to send prompts as text.
+    """A server behind the `Engine` protocol.
+
+    Of the common arguments it reads `local_dir`, to send prompts as text; a command may name it, `device` and `dtype`.
 
     Args:
-        url: the base of the API, such as http://127.0.0.1:8000/v1.
+        url: the base of the API, such as http://127.0.0.1:8000/v1; port 0 is a free one, for a command to take.
         model: what the server calls it; None where it serves one alone.
         api, prompt, extensions, extra_body: as `BodyWriter`.
         key_file, key_variable: where the key is: a file, or an environment variable.
@@ -39,7 +41,8 @@ class EndpointEngine:
         ca_file: certificates to trust, in place of the system's.
         connect_s: seconds that a connection may take to be made.
         silence_s: seconds without a byte after which a request has failed.
-        command: a server to start, and to end with the replica; a line, or a list of words.
+        command: a server to start, and to end with the replica; a line, or a list of words, in which {model}, {port},
+            {python}, {device} and {dtype} stand for the run's.
         ready_s: seconds that such a server may take to answer.
 
     Raises:
@@ -73,14 +76,14 @@ class EndpointEngine:
         command: str | Sequence[str] | None = None,
         ready_s: float = 600.0,
     ) -> None:
-        del device, dtype, threads, random_seed, layers, pad_id, max_model_len  # the server has its own
+        del threads, pad_id, max_model_len  # the server has its own
         if importlib.util.find_spec("aiohttp") is None:
             raise UsageError("engine=endpoint needs the package aiohttp: pip install 'skotergy[endpoint]'.")
         if not url.startswith(("http://", "https://")):
             raise UsageError(f"endpoint.url={url} must begin with http:// or https://, and end with the API's /v1.")
         if min(connect_s, silence_s, ready_s) <= 0:
             raise UsageError(f"An endpoint's times must be above 0 s, got {connect_s=}, {silence_s=}, {ready_s=}.")
-        self._url = url.rstrip("/")
+        self._url = with_port(url.rstrip("/"))
         self._writer = BodyWriter(
             api=api, prompt=prompt, extensions=extensions, local_dir=local_dir, extra=dict(extra_body or {})
         )
@@ -97,7 +100,8 @@ class EndpointEngine:
         self.close = weakref.finalize(self, _close, self._runner, self._client)
         try:
             if command is not None:
-                self._server = self._start(command)
+                whole = local_dir if random_seed is None and layers is None else None
+                self._server = self._start(command, command_names(self._url, whole, device, dtype))
             self._model = self._runner.run(self._served_model(model, ready_s))
         except BaseException:
             self.close()
@@ -153,13 +157,18 @@ class EndpointEngine:
             "scores": False,
         }
 
-    def _start(self, command: str | Sequence[str]) -> ServerProcess:
+    def _start(self, command: str | Sequence[str], names: Mapping[str, str]) -> ServerProcess:
+        if "model" not in names and "{model}" in str(command):
+            raise UsageError(
+                "The server's command names {model}, a checkpoint, and this run's model has random weights or is cut "
+                "(model.layers): choose model=smollm2_135m, or model=local model.path=DIR."
+            )
         if self._runner.run(self._client.is_answered()):
             raise UsageError(
                 f"Something answers at endpoint.url={self._url} before endpoint.command was started: end it, or choose "
                 "another port for both."
             )
-        return ServerProcess(command)
+        return ServerProcess(command, names)
 
     async def _served_model(self, model: str | None, ready_s: float) -> str:
         """The name of the model, once the server lists its models; it is waited for where this replica started it."""
