@@ -37,6 +37,7 @@ from skote.runtime.text import TextCodec, load_tokenizer
 from skote.types import CheckpointError, UsageError
 
 SIMULATED = EngineConfig(name="simulated", _target_="skote.engines.simulated.SimulatedEngine")
+WITHOUT_MODEL = (SIMULATED._target_, "skote.engines.replay.ReplayEngine")
 ENDPOINT_TARGET = "skote.engines.endpoint.EndpointEngine"
 
 
@@ -150,7 +151,7 @@ def plan_run(settings: RunConfig, directory: Path, progress: RunProgress, *, com
         if config.options.get("split"):
             check_split(arm, devices if arm == "candidate" else other_devices, settings.router.backend.name)
     plan = Plan(settings, source, spec, devices, workload, codec, arms, stop, other_devices)
-    elsewhere = (SIMULATED._target_, ENDPOINT_TARGET)
+    elsewhere = (*WITHOUT_MODEL, ENDPOINT_TARGET)
     modelled = [config for config in arms.values() if config._target_ not in elsewhere]
     positions = plan.model_options["max_model_len"]
     compared = len(arms) == 2 and settings.measure.parity and (settings.dtype.name != "fp32" or not workload.greedy)
