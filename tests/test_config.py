@@ -32,11 +32,11 @@ OPTIONS = {
     "dtype": ["bf16", "fp16", "fp32", "tf32"],
     "engine": [
         *("baseline", "endpoint", "replay", "simulated", "skotergy", "skotergy_published"),
-        *("skotergy_served", "transformers_serve", "transformers_split", "transformers_static"),
+        *("skotergy_served", "transformers_continuous", "transformers_serve", "transformers_split", "transformers_static"),
     ],
     "compare": [
         *("baseline", "default", "endpoint", "none", "replay", "simulated", "skotergy", "skotergy_published"),
-        *("skotergy_served", "transformers_serve", "transformers_split", "transformers_static"),
+        *("skotergy_served", "transformers_continuous", "transformers_serve", "transformers_split", "transformers_static"),
     ],
     "workload": [
         "burst16x64",

@@ -6,9 +6,8 @@ import asyncio
 import importlib.util
 import ssl
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from skote.engines.endpoint_body import BodyWriter
 from skote.engines.endpoint_caveats import Caveats
@@ -16,18 +15,15 @@ from skote.engines.endpoint_client import Client, NoAnswerError, read_trust
 from skote.engines.endpoint_events import TokenCount
 from skote.engines.endpoint_key import read_key
 from skote.engines.endpoint_server import ServerProcess, command_names, with_port
-from skote.types import Desk, Emit, EngineError, FinishReason, Request, SkoteError, UsageError
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from skote.engines.streaming import Answered, EmitRow, StreamingEngine
+from skote.types import EngineError, Request, UsageError
 
 _ASK_AGAIN_S = 0.1
 _MOST_STREAMS = 1024
 _SHOWN_MODELS = 12
 
 
-class EndpointEngine:
+class EndpointEngine(StreamingEngine):
     """A server behind the `Engine` protocol.
 
     Of the common arguments it reads `local_dir`, to send prompts as text; a command may name it, `device` and `dtype`.
@@ -92,7 +88,7 @@ class EndpointEngine:
         self._texts: dict[tuple[int, ...], str] = {}
         self._caveats = Caveats(extensions=extensions)
         trust = read_trust(ca_file)
-        self._runner = asyncio.Runner()
+        super().__init__()
         self._client: Client = self._runner.run(
             _connect(self._url, sent, trust=trust, connect_s=connect_s, silence_s=silence_s)
         )
@@ -113,27 +109,6 @@ class EndpointEngine:
     def rows(self) -> int:
         """How many requests it can have under way; how many it gets is the router's choice."""
         return _MOST_STREAMS
-
-    def serve(self, desk: Desk) -> None:
-        """As `BatchingEngine.serve`: each request over a connection of its own, from when it comes."""
-        self._runner.run(self._serve(desk))
-
-    def generate(self, requests: Sequence[Request], emit: Emit) -> list[FinishReason]:
-        """As `Engine.generate`: all of `requests` at once, each over a connection of its own.
-
-        Raises:
-            EngineError: the server refused one, broke off, or fell silent.
-        """
-        return self._runner.run(self._generate(requests, emit))
-
-    def score(self, request: Request, forced_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Not to be had.
-
-        Raises:
-            EngineError: always: a server hands over no logits.
-        """
-        del request, forced_ids
-        raise EngineError("A server hands over tokens and no logits: nothing can be scored there.")
 
     def answer(self, request: Request) -> str:
         """The text of the last answer to the prompt of `request`, whose tokens' ids the server did not tell.
@@ -196,69 +171,18 @@ class EndpointEngine:
             raise UsageError(f"The server at {self._url} lists {len(listed)} models ({shown}): give endpoint.model.")
         return listed[0]
 
-    async def _serve(self, desk: Desk) -> None:
-        loop, came = asyncio.get_running_loop(), asyncio.Event()
-        tasks: dict[int, asyncio.Task[None]] = {}
+    async def answer_one(self, request: Request, emit: EmitRow) -> Answered:
+        """As `StreamingEngine.answer_one`, over a connection of its own.
 
-        def wake() -> None:
-            loop.call_soon_threadsafe(came.set)
-
-        desk.on_arrival(wake)
-        try:
-            while True:
-                came.clear()  # before the desk is looked at: what comes from here on sets it again
-                for key, request in desk.arrivals():
-                    tasks[key] = asyncio.ensure_future(self._serve_one(desk, key, request))
-                    tasks[key].add_done_callback(lambda _: came.set())
-                for key in [key for key, task in tasks.items() if task.done()]:
-                    tasks.pop(key).result()
-                for key, task in tasks.items():
-                    if desk.is_cancelled(key):
-                        task.cancel()
-                if not tasks:
-                    return
-                await came.wait()
-        finally:
-            desk.on_arrival(None)
-            for task in tasks.values():
-                task.cancel()
-
-    async def _serve_one(self, desk: Desk, key: int, request: Request) -> None:
-        await asyncio.sleep(0)  # as in `_generate`
-        desk.admit(key)
+        Raises:
+            EngineError: the server refused it, broke off, or fell silent.
+        """
         count = TokenCount()
-        try:
-            reason = await self._answer(request, partial(desk.emit, key), count)
-        except SkoteError as error:
-            desk.fail(key, error)
-        except asyncio.CancelledError:
-            if not desk.is_cancelled(key):
-                raise
-            desk.end(key, None)
-        else:
-            if count.cached_tokens is not None:
-                desk.cached(key, count.cached_tokens)
-            desk.end(key, reason)
-
-    async def _generate(self, requests: Sequence[Request], emit: Emit) -> list[FinishReason]:
-        await asyncio.sleep(0)  # what servers closed while nothing ran here is seen before a connection is chosen
-        tasks = [
-            asyncio.ensure_future(self._answer(request, partial(emit, row), TokenCount()))
-            for row, request in enumerate(requests)
-        ]
-        try:
-            return list(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
-
-    async def _answer(self, request: Request, emit: Callable[[Sequence[int]], None], count: TokenCount) -> FinishReason:
-        body = self._writer.body(request, self._model)
-        reason = await self._client.stream(self._writer.path, body, count, emit)
+        reason = await self._client.stream(self._writer.path, self._writer.body(request, self._model), count, emit)
         self._caveats.note(request, count)
         if not count.ids_known:
             self._texts[request.input_ids] = "".join(count.pieces)
-        return reason
+        return Answered(reason, count.cached_tokens)
 
 
 async def _connect(

@@ -203,7 +203,7 @@ class ParityGate:
     def _judge_served(self, both: Sequence[Request], served: Sequence[ArmName], sample: set[int]) -> dict[str, Any]:
         """Judge a server's outputs of the `sample` by the reference, and by how far the other arm is off it there."""
         if len(served) == len(self._arms):
-            return unjudged_parity(f"no server hands over logits, by which arms in {self._dtype} are compared.")
+            return unjudged_parity(f"neither hands over logits, by which arms in {self._dtype} are compared.")
         [server], [other] = served, [name for name in self._arms if name not in served]
         with self._reference() as reference:
             for index, request in enumerate(both):

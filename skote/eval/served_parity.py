@@ -1,4 +1,4 @@
-"""Parity where an arm is a server, which hands over no logits and may tell no ids: what can be judged all the same."""
+"""Parity where an arm hands over no logits, and may tell no ids, as servers: what can be judged all the same."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def choice_parity(unlikely: Sequence[str], judged: int, checked: int, equal: int
         equal: of the judged requests, those whose outputs are the same in both arms.
     """
     sentence = (
-        f"Held against an fp32 reference, {judged} outputs of the server, which hands over no logits, are what an "
+        f"Held against an fp32 reference, {judged} outputs of the arm that hands over no logits are what an "
         f"engine of this dtype may choose; all {checked} outputs of the other arm are what its own logits choose."
     )
     if unlikely:

@@ -109,7 +109,7 @@ def test_two_servers_are_not_judged_but_in_fp32():
     entry = judged(Arm("candidate", {"a": (0, 1, 0), "b": (0, 1, 0)}), server())
     assert (entry["mode"], entry["passed"], entry["compared"]) == ("not_judged", None, 0)
     assert entry["sentence"] == (
-        "The arms' outputs were not judged: no server hands over logits, by which arms in bf16 are compared."
+        "The arms' outputs were not judged: neither hands over logits, by which arms in bf16 are compared."
     )
 
 
