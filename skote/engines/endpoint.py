@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import ssl
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -93,7 +92,7 @@ class EndpointEngine(StreamingEngine):
             _connect(self._url, sent, trust=trust, connect_s=connect_s, silence_s=silence_s)
         )
         self._server: ServerProcess | None = None
-        self.close = weakref.finalize(self, _close, self._runner, self._client)
+        self._closing.callback(_close, self._runner, self._client)
         try:
             if command is not None:
                 whole = local_dir if random_seed is None and layers is None else None
@@ -193,4 +192,3 @@ async def _connect(
 
 def _close(runner: asyncio.Runner, client: Client) -> None:
     runner.run(client.close())
-    runner.close()

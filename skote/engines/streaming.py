@@ -6,8 +6,10 @@ They hand over tokens and no logits, so that the parity gate judges them by an f
 from __future__ import annotations
 
 import asyncio
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -31,10 +33,16 @@ class Answered:
 
 
 class StreamingEngine(ABC):
-    """`BatchingEngine` over `answer_one`, in one event loop that turns while requests are under way."""
+    """`BatchingEngine` over `answer_one`, in one event loop that turns while requests are under way.
+
+    `close` undoes what was put on `_closing`, the last first, and then the loop; so does the engine's end.
+    """
 
     def __init__(self) -> None:
         self._runner = asyncio.Runner()
+        self._closing = ExitStack()
+        self._closing.callback(self._runner.close)
+        self.close = weakref.finalize(self, self._closing.close)
 
     @abstractmethod
     async def answer_one(self, request: Request, emit: EmitRow) -> Answered:
