@@ -78,7 +78,7 @@ class EndpointEngine(StreamingEngine):
             raise UsageError(f"endpoint.url={url} must begin with http:// or https://, and end with the API's /v1.")
         if min(connect_s, silence_s, ready_s) <= 0:
             raise UsageError(f"An endpoint's times must be above 0 s, got {connect_s=}, {silence_s=}, {ready_s=}.")
-        self._url = with_port(url.rstrip("/"))
+        self._url = with_port(url.rstrip("/"), has_command=command is not None)
         self._writer = BodyWriter(
             api=api, prompt=prompt, extensions=extensions, local_dir=local_dir, extra=dict(extra_body or {})
         )

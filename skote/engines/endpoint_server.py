@@ -11,7 +11,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from skote.flags import TORCH_DTYPES
 from skote.types import EngineError, UsageError
@@ -19,22 +19,28 @@ from skote.types import EngineError, UsageError
 _TERM_S = 4.0  # less than a replica has to end in
 
 
-def with_port(url: str) -> str:
-    """`url`, with a port that is free just now in the place of port 0.
+def with_port(url: str, *, has_command: bool) -> str:
+    """`url`, with a port that is free just now in the place of port 0, which a command then takes.
 
     Raises:
-        UsageError: its port is no number of a port.
+        UsageError: its port is no number of a port, there is no command to take one, or the address is none of this
+            machine's.
     """
     parts = urlsplit(url)
     try:
-        port = parts.port
+        port, host = parts.port, parts.hostname or ""
     except ValueError:
         raise UsageError(f"endpoint.url={url} has a port that is none: 0 to 65535 are.") from None
     if port != 0:
         return url
-    with socket.create_server((parts.hostname or "", 0)) as free:
-        port = free.getsockname()[1]
-    return url.replace(":0", f":{port}", 1)
+    if not has_command:
+        raise UsageError(f"endpoint.url={url}: port 0 is a free one, for a server that endpoint.command starts.")
+    try:
+        with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as free:
+            port = free.getsockname()[1]
+    except OSError as error:
+        raise UsageError(f"endpoint.url={url} has no free port: {error.strerror or error}.") from error
+    return urlunsplit(parts._replace(netloc=f"{parts.netloc.rpartition(':')[0]}:{port}"))
 
 
 def command_names(url: str, local_dir: str | None, device: str, dtype: str) -> dict[str, str]:

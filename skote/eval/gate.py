@@ -208,15 +208,27 @@ class ParityGate:
         with self._reference() as reference:
             for index, request in enumerate(both):
                 if index in sample:
-                    ids = self._outputs[server][request.request_id]
-                    own, truth = self._score(other, request, ids), reference.call("score", request, ids).result()
-                    self._rounding = max(self._rounding, *map(_root_mean_square_error, own, truth))
-                    self._forced.append(request.request_id)
-                    if not self._has_ended(request, ids) or not are_likely_choices(truth, own, ids, self._dtype):
-                        self._inconsistent.append(f"{server} {request.request_id}")
-                self._check_choices(other, request, None)
+                    self._judge_served_request(request, server, other, reference)
+                elif other == "candidate":
+                    self._check_choices(other, request, None)
         equal = sum(len({self._outputs[name][each] for name in self._arms}) == 1 for each in self._forced)
-        return choice_parity(self._inconsistent, len(self._forced), len(self._outputs[other]), equal)
+        checked = len(self._outputs[other]) if other == "candidate" else len(self._forced)
+        return choice_parity(self._inconsistent, len(self._forced), checked, equal)
+
+    def _judge_served_request(self, request: Request, server: ArmName, other: ArmName, reference: AnyReplica) -> None:
+        ids, theirs = (self._outputs[name][request.request_id] for name in (server, other))
+        own, truth = self._score(other, request, ids), reference.call("score", request, ids).result()
+        self._rounding = max(self._rounding, *map(_root_mean_square_error, own, truth))
+        self._forced.append(request.request_id)
+        if not self._has_ended(request, ids) or not are_likely_choices(truth, own, ids, self._dtype):
+            self._inconsistent.append(f"{server} {request.request_id}")
+        if theirs != ids:
+            own = self._score(other, request, theirs)
+        if other == "candidate":
+            self._check_choices(other, request, own)
+        else:  # a library, as in `_judge_forced`
+            truth = truth if theirs == ids else reference.call("score", request, theirs).result()
+            self._check_choices(other, request, own, truth)
 
     def _judge_texts(self, both: Sequence[Request], blind: Sequence[ArmName]) -> dict[str, Any]:
         """Judge arms of which those in `blind` tell no ids."""

@@ -237,6 +237,8 @@ def test_nobody_answers(free_port):
     [
         ({"url": "localhost:8000"}, "must begin with http"),
         ({"url": "http://127.0.0.1:70000/v1"}, "has a port that is none"),
+        ({"url": "http://127.0.0.1:0/v1"}, "port 0 is a free one, for a server that endpoint.command starts"),
+        ({"url": "http://192.0.2.1:0/v1", "command": "true"}, "has no free port"),
         ({"api": "responses"}, "endpoint.api=responses is not known; choose one of completions, chat"),
         ({"prompt": "tokens"}, "endpoint.prompt=tokens is not known; choose one of ids, text"),
         ({"prompt": "text"}, "needs the model's tokenizer"),

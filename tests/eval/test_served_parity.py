@@ -105,6 +105,17 @@ def test_a_server_as_the_candidate_is_judged_alike():
     assert (entry["passed"], entry["sentence"][-12:]) == (False, "candidate b.")
 
 
+def test_a_library_beside_a_server_may_be_off_its_own_logits_by_twice_its_error():
+    """Its second token trails the best by 0.4; it is 0.1 off the reference, or 0.25."""
+    served = Arm("candidate", {"a": (0, 1, 0), "b": (0, 1, 0)})
+    for off, passed in ((0.1, False), (0.25, True)):
+        baseline = Arm(
+            "baseline", {"a": (0, 1, 0), "b": (0, 0, 0)}, TRUTH + np.float32([[off, off], [off, off - 0.2], [off, off]])
+        )
+        entry = judged(served, baseline)
+        assert (entry["passed"], entry["checked"]) == (passed, 2)
+
+
 def test_two_servers_are_not_judged_but_in_fp32():
     entry = judged(Arm("candidate", {"a": (0, 1, 0), "b": (0, 1, 0)}), server())
     assert (entry["mode"], entry["passed"], entry["compared"]) == ("not_judged", None, 0)
