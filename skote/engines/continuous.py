@@ -25,8 +25,8 @@ _LONGEST = 8192  # positions of a request where the run does not say
 class ContinuousEngine(StreamingEngine):
     """`init_continuous_batching` behind the `Engine` protocol; the arguments are those of `SkotergyEngine`.
 
-    Its cache has pages for `max_batch` requests of `max_model_len` positions, and shares none between prompts. Greedy
-    requests alone: it draws for all requests with one temperature and one seed.
+    Its cache has pages for `max_requests` requests of `max_model_len` positions, and shares none between prompts.
+    Greedy requests alone: it draws for all requests with one temperature and one seed.
 
     Raises:
         UsageError: no row.
@@ -45,12 +45,14 @@ class ContinuousEngine(StreamingEngine):
         layers: int | None = None,
         pad_id: int | None = None,
         max_model_len: int | None = None,
-        max_batch: int = 16,
+        max_requests: int = 16,
         attention: str | None = None,
     ) -> None:
         del threads  # the process's flags see to it
-        if max_batch < 2:
-            raise UsageError(f"engine.max_batch must be at least 2 for a batch that requests join, got {max_batch}.")
+        if max_requests < 2:
+            raise UsageError(
+                f"engine.max_requests must be at least 2 for a batch that requests join, got {max_requests}."
+            )
         super().__init__()
         torch_dtype: torch.dtype = getattr(torch, TORCH_DTYPES[dtype])
         self._model = load_module(
@@ -66,14 +68,14 @@ class ContinuousEngine(StreamingEngine):
         self._fingerprint = fingerprint(self._model.named_parameters())
         eos = self._model.generation_config.eos_token_id
         self._eos_ids = [] if eos is None else eos if isinstance(eos, list) else [eos]
-        self._max_batch = max_batch
+        self._max_requests = max_requests
         self._names = itertools.count()
         pages = -(-(max_model_len or _LONGEST) // _PAGE) + 1
         settings = GenerationConfig(do_sample=False, eos_token_id=-1)  # type: ignore[no-untyped-call]
         self._manager = self._model.init_continuous_batching(
             generation_config=settings,
             continuous_batching_config=ContinuousBatchingConfig(
-                num_blocks=max_batch * pages, allow_block_sharing=False
+                num_blocks=max_requests * pages, allow_block_sharing=False
             ),
         )
         self._manager.warmup()
@@ -84,7 +86,7 @@ class ContinuousEngine(StreamingEngine):
     @property
     def rows(self) -> int:
         """How many requests its batch is made for."""
-        return self._max_batch
+        return self._max_requests
 
     async def answer_one(self, request: Request, emit: EmitRow) -> Answered:
         """As `StreamingEngine.answer_one`.

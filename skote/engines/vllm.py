@@ -17,7 +17,7 @@ class VllmEngine(StreamingEngine):
     """`vllm.AsyncLLMEngine` behind the `Engine` protocol; the common arguments are those of `SkotergyEngine`.
 
     Args:
-        max_batch: requests that a step of it advances at most (max_num_seqs).
+        max_requests: requests that a step of it advances at most (max_num_seqs).
         memory_share: of the GPU's memory that it takes for itself at once (gpu_memory_utilization).
         prefix_cache: whether it keeps what it computed of prompts, as it does by default where nobody asks.
         engine_args: further fields of vLLM's AsyncEngineArgs, which win.
@@ -38,7 +38,7 @@ class VllmEngine(StreamingEngine):
         layers: int | None = None,
         pad_id: int | None = None,
         max_model_len: int | None = None,
-        max_batch: int = 128,
+        max_requests: int = 128,
         memory_share: float = 0.45,
         prefix_cache: bool = False,
         engine_args: Mapping[str, Any] | None = None,
@@ -71,7 +71,7 @@ class VllmEngine(StreamingEngine):
             "model": local_dir,
             "dtype": TORCH_DTYPES[dtype],
             "max_model_len": max_model_len,
-            "max_num_seqs": max_batch,
+            "max_num_seqs": max_requests,
             "gpu_memory_utilization": memory_share,
             "enable_prefix_caching": prefix_cache,
             "disable_log_stats": True,
@@ -88,12 +88,12 @@ class VllmEngine(StreamingEngine):
         self._params, self._piecewise = vllm.SamplingParams, RequestOutputKind.DELTA
         self._version: str = vllm.__version__
         self._names = itertools.count()
-        self._max_batch = max_batch
+        self._max_requests = max_requests
 
     @property
     def rows(self) -> int:
         """How many requests a step advances at most."""
-        return self._max_batch
+        return self._max_requests
 
     async def answer_one(self, request: Request, emit: EmitRow) -> Answered:
         """As `StreamingEngine.answer_one`; vLLM takes a request that is cancelled out of its batch by itself.
@@ -133,7 +133,7 @@ class VllmEngine(StreamingEngine):
         """As `Engine.describe`. Its weights lie in a process of its own, and are not verified."""
         return {
             "tier": None,
-            "tier_reason": f"vLLM {self._version}, up to {self._max_batch} requests a step",
+            "tier_reason": f"vLLM {self._version}, up to {self._max_requests} requests a step",
             "compile_s": None,
             "notes": [],
             "paths": {},

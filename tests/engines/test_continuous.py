@@ -70,5 +70,5 @@ def test_what_it_says_of_itself_and_refuses(replica):
     assert row.error == "transformers_continuous is greedy alone: set workload.temperature=0."
     with pytest.raises(EngineError, match="no logits"):
         replica.call("score", Request("a", PROMPTS[0], 2), (1,)).result(WAIT_S)
-    with pytest.raises(UsageError, match=r"max_batch must be at least 2"):
-        ContinuousEngine(local_dir="", device="cpu", dtype="fp32", max_batch=1)
+    with pytest.raises(UsageError, match=r"max_requests must be at least 2"):
+        ContinuousEngine(local_dir="", device="cpu", dtype="fp32", max_requests=1)
