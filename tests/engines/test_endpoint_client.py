@@ -135,14 +135,23 @@ def test_a_server_that_lists_none_is_taken_at_its_word(fake_server, play):
     engine.close()
 
 
-def test_an_answer_ends_at_done(fake_server, play):
-    """Where the response does not, its connection is given up, and the next answer has another one."""
-    open_for_ever = play([TOKEN, DONE, (WAIT_S, b": over\n\n")])
-    server = fake_server(open_for_ever, play([TOKEN, DONE, (0.0, b"data: no event\n\n")]))
+def test_an_answer_ends_at_done_whatever_the_response_does(fake_server, play):
+    """The first response stays open: its connection is given up, and the next answer has another one."""
+    server = fake_server(play([TOKEN, DONE, (WAIT_S, b": over\n\n")]), play([TOKEN, DONE]))
     engine = EndpointEngine(url=server.url, silence_s=WAIT_S)
-    for _ in range(3):
+    for _ in range(2):
         heard = []
         assert engine.generate([REQUEST], lambda _, ids, heard=heard: heard.extend(ids)) == ["length"]
         assert heard == [5]
     assert server.connections == 2
+    engine.close()
+
+
+def test_what_comes_after_done_is_left_out_and_its_connection_kept(fake_server, play, monkeypatch):
+    monkeypatch.setattr("skote.engines.endpoint_client._CLOSE_S", WAIT_S)
+    server = fake_server(play([TOKEN, DONE, (0.0, b"data: no event\n\n")]))
+    engine = EndpointEngine(url=server.url)
+    for _ in range(2):
+        assert engine.generate([REQUEST], lambda *_: None) == ["length"]
+    assert server.connections == 1
     engine.close()
