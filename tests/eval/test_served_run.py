@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-WAIT_S = 300.0
+WAIT_S = 600.0
 
 
 @pytest.mark.slow
