@@ -205,7 +205,9 @@ def device_parts(device: str) -> list[str]:
 
 
 UNKNOWN_ID = -1
-"""Stands for a token that was generated and whose id nobody told: a server's that streams text alone."""
+"""Stands for a token that was generated and whose id nobody told: a server's that streams text alone.
+
+Only an engine whose `describe` has scores false may emit it; its `answer(request)` then is the text of its answer."""
 
 Emit = Callable[[int, Sequence[int]], None]
 """`emit(row, token_ids)`: new tokens of one row of a batch, called when the host holds them."""

@@ -31,12 +31,14 @@ OPTIONS = {
     "model": ["llama31_8b_shape", "llama32_1b_shape", "local", "smollm2_135m", "smollm2_135m_shape", "tiny_shape"],
     "dtype": ["bf16", "fp16", "fp32", "tf32"],
     "engine": [
-        *("baseline", "endpoint", "simulated", "skotergy", "skotergy_published"),
-        *("transformers_split", "transformers_static"),
+        *("baseline", "endpoint", "replay", "simulated", "skotergy", "skotergy_published"),
+        *("skotergy_served", "transformers_continuous", "transformers_serve", "transformers_split"),
+        *("transformers_static", "vllm"),
     ],
     "compare": [
-        *("baseline", "default", "endpoint", "none", "simulated", "skotergy", "skotergy_published"),
-        *("transformers_split", "transformers_static"),
+        *("baseline", "default", "endpoint", "none", "replay", "simulated", "skotergy", "skotergy_published"),
+        *("skotergy_served", "transformers_continuous", "transformers_serve", "transformers_split"),
+        *("transformers_static", "vllm"),
     ],
     "workload": [
         "burst16x64",

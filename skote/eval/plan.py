@@ -39,6 +39,7 @@ from skote.runtime.text import TextCodec, load_tokenizer
 from skote.types import CheckpointError, UsageError
 
 SIMULATED = EngineConfig(name="simulated", _target_="skote.engines.simulated.SimulatedEngine")
+WITHOUT_MODEL = (SIMULATED._target_, "skote.engines.replay.ReplayEngine")
 ENDPOINT_TARGET = "skote.engines.endpoint.EndpointEngine"
 
 
@@ -147,12 +148,10 @@ def plan_run(settings: RunConfig, directory: Path, progress: RunProgress, *, com
     elif compare:
         arms["baseline"] = EngineConfig.of(settings.compare)
     for arm, config in arms.items():
-        if config._target_ == ENDPOINT_TARGET:
-            _check_endpoint(settings, two_arms=len(arms) == 2)
         if config.options.get("split"):
             check_split(arm, devices if arm == "candidate" else other_devices, settings.router.backend.name)
     plan = Plan(settings, source, spec, devices, workload, codec, arms, stop, other_devices)
-    elsewhere = (SIMULATED._target_, ENDPOINT_TARGET)
+    elsewhere = (*WITHOUT_MODEL, ENDPOINT_TARGET)
     modelled = [config for config in arms.values() if config._target_ not in elsewhere]
     positions = plan.model_options["max_model_len"]
     compared = len(arms) == 2 and settings.measure.parity and (settings.dtype.name != "fp32" or not workload.greedy)
@@ -190,14 +189,6 @@ def _check_numbers(settings: RunConfig) -> None:
         raise UsageError(f"measure.start_timeout_s must be a number of seconds above 0, got {timeout_s:g}.")
     _check_router("router", settings.router)
     _check_router("other.router", other_router(settings))
-
-
-def _check_endpoint(settings: RunConfig, *, two_arms: bool) -> None:
-    if two_arms and settings.measure.parity and settings.dtype.name != "fp32":
-        raise UsageError(
-            f"A server hands over no logits, by which arms in {settings.dtype.name} are compared: choose dtype=fp32 "
-            "for both, compare=none, or measure.parity=false, whose run says that its outputs were not compared."
-        )
 
 
 def other_router(settings: RunConfig) -> RouterConfig:

@@ -27,7 +27,7 @@ from skote.config import CONF_DIR, RunConfig, recorded_settings, register_schema
 from skote.eval.capacity import CapacitySearch
 from skote.eval.check import check_limits
 from skote.eval.comparison import read_comparison, render_comparison
-from skote.eval.plan import SIMULATED, Plan, plan_run
+from skote.eval.plan import WITHOUT_MODEL, Plan, plan_run
 from skote.eval.progress import RunProgress
 from skote.eval.record import Run, read_run
 from skote.eval.resume import take_resume
@@ -370,10 +370,10 @@ def _plain(hydra_config: Any, key: str) -> dict[str, Any]:  # noqa: ANN401 (Hydr
 def _compares(settings: RunConfig, option: str) -> bool:
     """Whether there is a second arm, by the `option` of the group `compare`.
 
-    One engine against itself, and a simulated one against another, only where the option was chosen, on the command
+    One engine against itself, and one without a model against another, only where the option was chosen, on the command
     line or in an experiment's file.
     """
     if not settings.compare["name"] or option != "default":
         return bool(settings.compare["name"])
     itself: bool = settings.compare["name"] == settings.engine["name"]
-    return not itself and settings.engine["_target_"] != SIMULATED._target_
+    return not itself and settings.engine["_target_"] not in WITHOUT_MODEL

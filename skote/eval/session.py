@@ -299,6 +299,7 @@ class Session:
             stopping=Stopping(str(self.plan.source.local_dir)),
             vocab=self.plan.vocab,
             seed=settings.seed,
+            decode=self.plan.codec.decode if self.plan.codec else None,
         )
 
     @contextmanager
@@ -308,7 +309,8 @@ class Session:
 
     def _note_parity(self, parity: dict[str, Any]) -> None:
         self.parity = parity
-        self.progress.say(f"  {'passed' if parity['passed'] else 'FAILED'}: {parity['sentence']}")
+        outcome = {True: "passed", False: "FAILED", None: "not judged"}[parity["passed"]]
+        self.progress.say(f"  {outcome}: {parity['sentence']}")
 
     def _run_pass(self, arm: Arm, step: Pass, idle_pids: list[int]) -> None:
         workload = self.workload
