@@ -38,10 +38,14 @@ class Asked(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CacheProbe:
-    """Requests of one length whose prompts nobody has seen: `first` is asked and asked again, the `others` once."""
+    """Requests of one length whose prompts nobody has seen: `first` is asked and asked again, the `others` once.
+
+    `last` is a timed prompt once more, for one token.
+    """
 
     first: Request
     others: tuple[Request, ...]
+    last: Request
 
 
 def cache_probe(block: Sequence[Request], prompts: Unmeasured, rng: random.Random) -> CacheProbe | None:
@@ -52,7 +56,9 @@ def cache_probe(block: Sequence[Request], prompts: Unmeasured, rng: random.Rando
     longest = max(block, key=lambda request: len(request.input_ids))
     drawn = [prompts.shuffled(longest.input_ids, rng) for _ in range(1 + PAIRS)]
     asked = [replace(longest, input_ids=ids) for ids in drawn if ids is not None]
-    return CacheProbe(asked[0], tuple(asked[1:])) if len(asked) == len(drawn) else None
+    if len(asked) < len(drawn):
+        return None
+    return CacheProbe(asked[0], tuple(asked[1:]), replace(longest, max_new_tokens=1))
 
 
 def run_probe(
@@ -64,12 +70,14 @@ def run_probe(
     `told_after_ms` is how long after its stamp a first token was known here, the least of all. None for all of it where
     a request got no token, and where the whole answer came at once: it has no first token, and cannot be cut short.
     """
-    first, *rest = salted([probe.first, *[probe.first] * len(probe.others), *probe.others])
+    first, *rest, last = salted([probe.first, *[probe.first] * len(probe.others), *probe.others, probe.last])
     random.SystemRandom().shuffle(rest)
     answers = [_first_token(replica, first)]
     if len(answers[0][0].chunks) == 1 < len(answers[0][0].output_ids):
         return None
     answers += [_first_token(replica, request) for request in rest]
+    # A step after the last token may still run: an answer of one token, which has none, comes behind it.
+    replica.generate([last]).result()
     if any(not completion.chunks for completion, _ in answers):
         return None
     later = [completion for completion, _ in answers[1:]]

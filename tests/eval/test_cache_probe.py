@@ -32,6 +32,7 @@ def test_the_prompts_are_the_longest_one_s_tokens_in_another_order():
         ids = request.input_ids
         assert request == replace(block[1], input_ids=ids)
         assert (ids[:2], ids[-2:], sorted(ids[2:-2])) == ((0, 0), (9, 9), list(range(40, 50)))
+    assert probe.last == replace(block[1], max_new_tokens=1)
     assert len({PROMPTS[1], probe.first.input_ids, *(each.input_ids for each in probe.others)}) == 4
 
 
@@ -55,13 +56,13 @@ class Replica:
     def generate(self, requests, hear=None):
         [request] = requests
         self.seen.append(request)
-        launch, ms = Future(), self._first_ms.pop(0)
+        launch, ms = Future(), self._first_ms.pop(0) if self._first_ms else 1
         chunks = () if self._error else (Chunk(5 * MS + round(ms * MS), len(self._ids)),)
         done = Completion(
             request.request_id, 3, self._ids, chunks, 5 * MS, 6 * MS, 99 * MS, "error" if self._error else "cancelled",
             error=self._error, cached_tokens=self._cached,
         )  # fmt: skip
-        if self._error:
+        if self._error or hear is None:
             launch.set_result([done])
         else:
             self._open[launch] = done
@@ -75,7 +76,11 @@ class Replica:
             launch.set_result([self._open[launch]])
 
 
-PROBE = CacheProbe(Request("a", (1, 2, 3), 64), tuple(Request("a", ids, 64) for ids in ((2, 1, 3), (3, 2, 1))))
+PROBE = CacheProbe(
+    Request("a", (1, 2, 3), 64),
+    tuple(Request("a", ids, 64) for ids in ((2, 1, 3), (3, 2, 1))),
+    Request("a", (3, 1, 2), 1),
+)
 
 
 def test_a_prompt_is_asked_then_again_and_others_in_an_order_that_is_drawn():
@@ -83,6 +88,7 @@ def test_a_prompt_is_asked_then_again_and_others_in_an_order_that_is_drawn():
     for _ in range(120):
         replica = Replica([50, 40, 30, 20, 10], cached=1)
         found = run_probe(replica, lambda requests: requests, PROBE)
+        assert replica.seen.pop() == PROBE.last  # so that nothing of the others still runs when a pass begins
         first, *later = (request.input_ids for request in replica.seen)
         known = [ids == first for ids in later]
         told_after_ms = found.pop("told_after_ms")
@@ -104,7 +110,7 @@ def test_all_are_salted_as_one_pass():
     replica = Replica([1] * 5)
     run_probe(replica, lambda requests: [replace(each, cache_salt="s") for each in requests], PROBE)
 
-    assert [each.cache_salt for each in replica.seen] == ["s"] * 5
+    assert [each.cache_salt for each in replica.seen] == ["s"] * 6
 
 
 def test_a_probe_that_fails_tells_nothing():

@@ -237,7 +237,7 @@ def test_ctrl_c_and_a_time_limit_keep_what_had_finished_and_leave_no_process(tmp
     reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     process = start(
         tmp_path, *SIMULATED, *SHORT, "hydra.run.dir=run", "engine._target_=stalled.StalledEngine",
-        "+engine.stall_after=14", f"+engine.pipe={pipe}", start_new_session=True,
+        "+engine.stall_after=15", f"+engine.pipe={pipe}", start_new_session=True,
     )  # fmt: skip
     assert select.select([reading], [], [], 60) == ([reading], [], [])
     os.close(reading)
