@@ -18,6 +18,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from skote.kernels.launch import (
     check_best,
     check_columns,
+    check_contiguous,
     check_dtype,
     check_float,
     check_rank,
@@ -116,8 +117,12 @@ def greedy_token(
     Raises:
         TypeError, ValueError: what the checks of `launch` refuse, or a history out of the device's reach.
     """
-    on_host = {} if history.device.type == "cpu" and history.is_pinned() else {"history": history}
-    check_tensors("greedy_token", best=best, first=first, position=position, embed=embed, x=x, **on_host)
+    check_tensors("greedy_token", best=best, first=first, position=position, embed=embed, x=x)
+    check_contiguous("greedy_token", history=history)
+    if history.device != x.device and not (history.device.type == "cpu" and history.is_pinned()):
+        raise ValueError(
+            f"greedy_token: history is on {history.device}; it must lie on {x.device} or in the host's pinned memory."
+        )
     check_rank("greedy_token", 2, best=best, history=history, embed=embed)
     (rows, programs), hidden = best.shape, embed.shape[1]
     check_columns("greedy_token", programs, MAX_PROGRAMS)

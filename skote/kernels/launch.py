@@ -83,10 +83,18 @@ def check_tensors(op: str, **tensors: torch.Tensor) -> None:
     for name, tensor in tensors.items():
         if tensor.device.type != "cuda":
             raise TypeError(f"{op}: {name} is on {tensor.device}; the kernel takes CUDA tensors alone.")
-        if not tensor.is_contiguous():
-            raise ValueError(f"{op}: {name} is not contiguous; call .contiguous() first.")
+    check_contiguous(op, **tensors)
     if len(devices) > 1:
         raise ValueError(f"{op}: the tensors lie on several devices ({', '.join(sorted(map(str, devices)))}).")
+
+
+def check_contiguous(op: str, **tensors: torch.Tensor) -> None:
+    """Raises:
+    ValueError: one of `tensors` is not contiguous.
+    """
+    for name, tensor in tensors.items():
+        if not tensor.is_contiguous():
+            raise ValueError(f"{op}: {name} is not contiguous; call .contiguous() first.")
 
 
 def check_dtype(op: str, dtype: torch.dtype, **tensors: torch.Tensor) -> None:

@@ -44,7 +44,7 @@ def check_pool(op: str, head_dim: int, **pools: torch.Tensor) -> None:
     for name, pool in pools.items():
         if pool.dtype != first.dtype:
             raise TypeError(f"{op}: {name} is {pool.dtype}, {alike} {first.dtype}; they must be alike.")
-        check_offsets(op, **{f"a head of {name}": slots * head_dim})
+    check_offsets(op, **{"a head of the cache": slots * head_dim})
 
 
 def check_table(op: str, table: torch.Tensor, *rows: tuple[int, ...], page: int, slots: int, positions: int) -> None:

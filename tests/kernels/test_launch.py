@@ -14,6 +14,7 @@ from skote.kernels.launch import (
     GemmTile,
     Tile,
     check_bias,
+    check_contiguous,
     check_matrix,
     check_offsets,
     check_operand,
@@ -56,6 +57,13 @@ def test_tensors_that_are_not_contiguous_or_apart_are_refused() -> None:
         check_tensors("op", x=here)
 
 
+def test_pinned_memory_must_be_contiguous_too() -> None:
+    """A history in the host's memory is not among what lies on the device."""
+    check_contiguous("op", history=torch.zeros(2, 3))
+    with pytest.raises(ValueError, match="op: history is not contiguous"):
+        check_contiguous("op", history=torch.zeros(3, 2).T)
+
+
 def test_matrices_of_another_shape_or_type_are_refused() -> None:
     check_matrix("op", torch.zeros(4, 8), 4, 8)
     check_matrix("op", torch.zeros(4, 8), None, 8)
@@ -76,7 +84,7 @@ def test_offsets_of_32_bits_have_an_end() -> None:
     ):
         check_offsets("op", weight=2**31)
     keys = torch.empty(1, 2**24, 128, dtype=torch.float16, device="meta")
-    with pytest.raises(ValueError, match="op: a head of k has 2147483648 elements"):
+    with pytest.raises(ValueError, match="op: a head of the cache has 2147483648 elements"):
         check_pool("op", 128, k=keys)
     check_pool("op", 128, k=keys[:, 1:])
 

@@ -272,12 +272,25 @@ def at(case: Case, **options: Any) -> Case:
 def test_a_tensor_elsewhere_is_refused(name: str, launches: Launches) -> None:
     case = CASES[name]
     for tensor, (dtype, shape) in case.tensors.items():
+        if tensor == "history":
+            continue
         for device in ("cpu", "meta"):
             moved = torch.empty(shape, dtype=dtype, device=device)
             assert f"{tensor} is on {device}; the kernel takes CUDA" in refused(case, TypeError, **{tensor: moved})
         if len(case.tensors) > 1:
             moved = torch.empty(shape, dtype=dtype, device="cuda:1")
             assert "on several devices (cuda:0, cuda:1)" in refused(case, ValueError, **{tensor: moved})
+    assert launches.count == 0
+
+
+def test_a_history_elsewhere_is_refused(launches: Launches) -> None:
+    """In pinned memory it might be on the host."""
+    case = CASES["greedy_token"]
+    dtype, shape = case.tensors["history"]
+    for device in ("cpu", "meta", "cuda:1"):
+        moved = torch.empty(shape, dtype=dtype, device=device)
+        sentence = f"history is on {device}; it must lie on cuda:0 or in the host's pinned memory."
+        assert sentence in refused(case, ValueError, history=moved)
     assert launches.count == 0
 
 
