@@ -13,7 +13,7 @@ import pandas as pd
 
 from skote.eval.cache_findings import cache_findings
 from skote.eval.derive import Measured
-from skote.eval.finding import SEVERITIES, Finding, Severity, requests
+from skote.eval.finding import SEVERITIES, Finding, requests
 from skote.eval.machine_findings import machine_findings
 from skote.eval.parity_findings import both_arms, output_findings, parity_findings
 from skote.eval.physics import physics_findings
