@@ -19,7 +19,7 @@ from queue import SimpleQueue
 from skote.engines.simulated import SimulatedEngine
 from skote.runtime.dispatch import ReplicaDispatcher
 from skote.runtime.replica import Replica
-from skote.types import Completion, Emit, EngineSpec, Request
+from skote.types import Completion, Emit, EngineSpec, Request, RowEnded
 
 STREAMS = 64
 TOKENS = 65
@@ -40,9 +40,11 @@ class Instant:
         self._idle = idle
         threading.Thread(target=self._answer, daemon=True).start()
 
-    def generate(self, requests: Sequence[Request], hear: Emit | None = None) -> Future[list[Completion]]:
+    def generate(
+        self, requests: Sequence[Request], hear: Emit | None = None, ended: RowEnded | None = None
+    ) -> Future[list[Completion]]:
         """As `Replica.generate`."""
-        del hear  # its launches are answered whole
+        del hear, ended  # its launches are answered whole
         future: Future[list[Completion]] = Future()
         if not self._idle:
             self._launches.put((requests, future))

@@ -212,6 +212,9 @@ Only an engine whose `describe` has scores false may emit it; its `answer(reques
 Emit = Callable[[int, Sequence[int]], None]
 """`emit(row, token_ids)`: new tokens of one row of a batch, called when the host holds them."""
 
+RowEnded = Callable[[int, Completion], None]
+"""`ended(row, completion)`: what became of one row of a launch, before all of its rows have ended."""
+
 FinishReason = Literal["stop", "length"]
 
 

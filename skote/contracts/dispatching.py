@@ -11,7 +11,7 @@ from pathlib import Path
 from skote.contracts.check import Figures, Subject
 from skote.runtime.dispatch import ReplicaDispatcher
 from skote.runtime.replica import Replica
-from skote.types import Completion, Emit, EngineSpec, Request
+from skote.types import Completion, Emit, EngineSpec, Request, RowEnded
 
 REPLICAS = 2
 REQUESTS = 120
@@ -45,12 +45,14 @@ class Counting:
         """As `Replica.kept_tokens`."""
         return self._replica.kept_tokens
 
-    def generate(self, requests: Sequence[Request], hear: Emit | None = None) -> Future[list[Completion]]:
+    def generate(
+        self, requests: Sequence[Request], hear: Emit | None = None, ended: RowEnded | None = None
+    ) -> Future[list[Completion]]:
         """As `Replica.generate`."""
         with self._lock:
             self._running += 1
             self.peak = max(self.peak, self._running)
-        future = self._replica.generate(requests, hear)
+        future = self._replica.generate(requests, hear, ended)
         future.add_done_callback(self._ended)
         return future
 

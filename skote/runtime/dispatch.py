@@ -294,7 +294,8 @@ class ReplicaDispatcher:
 
     def _launch(self, launches: Sequence[_Launch]) -> None:
         for lane, tickets in launches:
-            future = lane.replica.generate([ticket.request for ticket in tickets], hearer(tickets))
+            ended = partial(self._answer_row, lane, tickets) if len(tickets) > 1 else None
+            future = lane.replica.generate([ticket.request for ticket in tickets], hearer(tickets), ended)
             with self._changed:
                 for row, ticket in enumerate(tickets):
                     ticket.drop = partial(lane.replica.cancel, future, row)
@@ -306,16 +307,25 @@ class ReplicaDispatcher:
     def _answer(self, lane: Lane, tickets: Sequence[Ticket], done: Future[list[Completion]]) -> None:
         """Keep the device busy first, then hand the completions back; runs in the replica's thread."""
         with self._changed:
-            lane.answered(tickets)
-            outcomes = [
-                (ticket, self._outcome(lane, ticket, each)) for ticket, each in zip(tickets, done.result(), strict=True)
-            ]
+            left = [each for each in zip(tickets, done.result(), strict=True) if each[0].future in self._tickets]
+            lane.answered([ticket for ticket, _ in left], over=True)
+            outcomes = [(ticket, self._outcome(lane, ticket, completion)) for ticket, completion in left]
             answers = [(ticket, each) for ticket, each in outcomes if each is not None]
-            launches = self._take_launches(lane) if len(answers) == len(tickets) else self._take_all()
+            launches = self._take_launches(lane) if len(answers) == len(left) else self._take_all()
             self._changed.notify()
         self._launch(launches)
         with self._changed:
             self._hand_back(answers)
+
+    def _answer_row(self, lane: Lane, tickets: Sequence[Ticket], row: int, completion: Completion) -> None:
+        """As `_answer`, for a row that has ended before others of its launch."""
+        with self._changed:
+            lane.answered([tickets[row]], over=False)
+            launches = self._take_launches(lane)
+            self._changed.notify()
+        self._launch(launches)
+        with self._changed:
+            self._hand_back([(tickets[row], completion)])
 
     def _outcome(self, lane: Lane, ticket: Ticket, completion: Completion) -> Completion | None:
         """What a request is answered; None where it waits again, since its replica ended and had not begun it."""

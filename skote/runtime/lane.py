@@ -11,7 +11,7 @@ from typing import Protocol
 from skote.runtime.policies import Load, recent_mean
 from skote.runtime.tpot_guard import TpotGuard
 from skote.runtime.waiting import Ticket, Waiting
-from skote.types import Completion, Emit, Request
+from skote.types import Completion, Emit, Request, RowEnded
 
 _UNBOUNDED = sys.maxsize
 
@@ -34,8 +34,13 @@ class Launcher(Protocol):
     def kept_tokens(self) -> int:
         """Tokens of prompts that its engine has in store for requests that begin with them, as far as is known."""
 
-    def generate(self, requests: Sequence[Request], hear: Emit | None = None) -> Future[list[Completion]]:
-        """One launch; the future never raises. `hear` is told all tokens of its completions before it is done."""
+    def generate(
+        self, requests: Sequence[Request], hear: Emit | None = None, ended: RowEnded | None = None
+    ) -> Future[list[Completion]]:
+        """One launch; the future never raises. `hear` is told all tokens of its completions before it is done.
+
+        `ended` may be told of rows that end before the last one.
+        """
 
     def cancel(self, launch: Future[list[Completion]], row: int) -> None:
         """Drop a row of a launch, as soon as may be."""
@@ -193,8 +198,8 @@ class Lane:
         self.put(ticket)
         self.queue.move_up(ticket)
 
-    def answered(self, tickets: Sequence[Ticket]) -> None:
-        """Note that a launch is over."""
+    def answered(self, tickets: Sequence[Ticket], *, over: bool) -> None:
+        """Note that requests of a launch are answered, and whether it is `over`."""
         self.running -= len(tickets)
-        self.in_flight -= 1
+        self.in_flight -= over
         self.tokens -= sum(ticket.tokens for ticket in tickets)

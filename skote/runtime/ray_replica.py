@@ -22,7 +22,7 @@ from skote.runtime.remote_clock import Exchange, RemoteClock, clock_id
 from skote.runtime.replica import RESTART_S, check_hang_s
 from skote.runtime.replica_host import Answer, Hosted, Hosting, ReplicaHost
 from skote.runtime.threads import start_thread
-from skote.types import Chunk, Completion, Emit, EngineError, EngineSpec, ReplicaError, Request, SkoteError
+from skote.types import Chunk, Completion, Emit, EngineError, EngineSpec, ReplicaError, Request, RowEnded, SkoteError
 
 PINGS = 16
 TRIES = 3
@@ -190,8 +190,11 @@ class RayReplica:
                     self._life.death = f"{self._name} could not be started again: {error}"
                     raise
 
-    def generate(self, requests: Sequence[Request], hear: Emit | None = None) -> Future[list[Completion]]:
-        """As `Replica.generate`; `hear` is told all tokens of a row with its answer."""
+    def generate(
+        self, requests: Sequence[Request], hear: Emit | None = None, ended: RowEnded | None = None
+    ) -> Future[list[Completion]]:
+        """As `Replica.generate`; `hear` is told all tokens of a row with its answer, and rows are answered together."""
+        del ended
         requests = tuple(requests)
         future: Future[list[Completion]] = Future()
         future.set_running_or_notify_cancel()

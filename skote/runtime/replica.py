@@ -16,9 +16,9 @@ from typing import Any
 from skote import types
 from skote.runtime.calls import Call, LaunchCall
 from skote.runtime.threads import start_thread
-from skote.runtime.worker import CANCEL, PACE, READY, TOKENS, WATCH
+from skote.runtime.worker import CANCEL, PACE, READY, ROW, TOKENS, WATCH
 from skote.runtime.worker_process import WorkerProcess
-from skote.types import Completion, Emit, EngineSpec, ReplicaError, Request, SkoteError, UsageError, is_number
+from skote.types import Completion, Emit, EngineSpec, ReplicaError, Request, RowEnded, SkoteError, UsageError, is_number
 
 MOST_HANG_S = 1e6
 """A system's poll takes no more than some two million seconds."""
@@ -174,15 +174,17 @@ class Replica:
     def _as_dead_as_before(self, error: SkoteError) -> str:
         return f"{self._name} could not be started again: {error}"
 
-    def generate(self, requests: Sequence[Request], hear: Emit | None = None) -> Future[list[Completion]]:
+    def generate(
+        self, requests: Sequence[Request], hear: Emit | None = None, ended: RowEnded | None = None
+    ) -> Future[list[Completion]]:
         """Hand over `requests` as one launch; launches queue in the process and are answered in order, or as they end
         where the engine batches in flight.
 
         The future never raises: failures are completions with status "error", or "cancelled" after `close`; those that
-        the process ended without having begun are `untouched`. `hear` is called in the replica's thread, which it must
-        not hold up.
+        the process ended without having begun are `untouched`. `hear`, and `ended` with each row that ends
+        before the last one, are called in the replica's thread, which they must not hold up.
         """
-        launch = LaunchCall(tuple(requests), self.index, self.device, hear)
+        launch = LaunchCall(tuple(requests), self.index, self.device, hear, ended)
         self._send(launch, "generate", (tuple(map(self._as_seen, launch.requests)), hear is not None))
         return launch.future
 
@@ -300,6 +302,12 @@ class Replica:
                     continue
                 if outcome == TOKENS:
                     self._calls[call_id].hear(*content)
+                    continue
+                if outcome == ROW:
+                    call = self._calls[call_id]
+                    if call.rows_left == 1:
+                        del self._calls[call_id]
+                    call.end_row(*content)
                     continue
                 call = self._calls.pop(call_id)
                 if outcome == "ok":

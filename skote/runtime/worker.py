@@ -9,7 +9,8 @@ tokens come. Shared memory (`skote.runtime.worker_progress`) counts tokens and a
 begun. The parent's side is `skote.runtime.replica`.
 
 A launch is a call of `generate`. An engine that batches in flight (`skote.types.BatchingEngine`) takes those that come
-while others run; it answers each as it ends, and calls of other kinds wait until nothing runs.
+while others run; it answers each row as it ends, `(call_id, ROW, row, part)`, and calls of other kinds wait until
+nothing runs.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ READY = 0
 LOST_CODE = 74
 """The exit code of a process whose device is lost."""
 TOKENS = "tokens"
+ROW = "row"
 CANCEL = b"cancel "
 WATCH = b"watch"
 
@@ -148,10 +150,9 @@ def main(connection: Connection, memory: int) -> None:
 
     pace = TokenPace(lambda tpot_ns: connection.send((PACE, "ok", tpot_ns)))
 
-    def answer(call_id: int, parts: list[Part]) -> None:
-        inbox.forget(call_id)
+    def answer(call_id: int, row: int, part: Part) -> None:
         progress.tick()
-        connection.send_bytes(pickle.dumps((call_id, "ok", parts)))
+        connection.send_bytes(pickle.dumps((call_id, ROW, row, part)))
 
     def tell(call_id: int, row: int, token_ids: Sequence[int]) -> None:
         connection.send((call_id, TOKENS, row, token_ids))

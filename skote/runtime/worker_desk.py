@@ -1,10 +1,10 @@
-"""The desk that a worker's engine serves: launches from the pipe, each answered as soon as its rows have ended."""
+"""The desk that a worker's engine serves: launches from the pipe, each row of them answered as soon as it has ended."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from operator import index
 from typing import Protocol
@@ -45,14 +45,16 @@ class Launches(Protocol):
     def is_cancelled(self, call_id: int, row: int) -> bool:
         """Whether a row of a call has been cancelled by now."""
 
+    def forget(self, call_id: int) -> None:
+        """The call is answered."""
+
 
 @dataclass(slots=True)
 class _Open:
     """A launch that is not answered yet."""
 
     call_id: int
-    rows: int
-    parts: dict[int, Part] = field(default_factory=dict)
+    rows_left: int
 
 
 class WorkerDesk:
@@ -60,7 +62,7 @@ class WorkerDesk:
 
     Args:
         engine: its name, for sentences.
-        answer: called with a launch's id and its parts, once all are there.
+        answer: called with a launch's id, a row of it and what became of that.
         tell: called with new tokens of a launch that wants to be told of them.
         progress: told of what the engine does.
         stopping: makes what looks for requests' stops; None where the engine ends there by itself.
@@ -72,7 +74,7 @@ class WorkerDesk:
         engine: str,
         first: Launch,
         inbox: Launches,
-        answer: Callable[[int, list[Part]], None],
+        answer: Callable[[int, int, Part], None],
         tell: Tell,
         progress: Progress,
         stopping: Stopping | None = None,
@@ -169,6 +171,7 @@ class WorkerDesk:
 
     def _close(self, key: int, reason: FinishReason | None, error: str | None) -> None:
         opened, row, record = self._rows.pop(key)
-        opened.parts[row] = record.part(reason, error)
-        if len(opened.parts) == opened.rows:
-            self._answer(opened.call_id, [opened.parts[each] for each in range(opened.rows)])
+        opened.rows_left -= 1
+        if not opened.rows_left:
+            self._inbox.forget(opened.call_id)
+        self._answer(opened.call_id, row, record.part(reason, error))

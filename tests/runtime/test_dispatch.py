@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from skote.runtime.dispatch import ReplicaDispatcher
-from skote.types import Completion, Emit, ReplicaError, Request, Sampling, UsageError
+from skote.types import Completion, Emit, ReplicaError, Request, RowEnded, Sampling, UsageError
 
 HOURS_MS = 3.6e6
 WAIT_S = 10.0
@@ -35,12 +35,16 @@ class HandReplica:
         self.revival = threading.Event()
         self.refusal = ""
         self.heard_end: Callable[[], None] = lambda: None
+        self.ended: list[RowEnded | None] = []
 
-    def generate(self, requests: Sequence[Request], hear: Emit | None = None) -> Future[list[Completion]]:
+    def generate(
+        self, requests: Sequence[Request], hear: Emit | None = None, ended: RowEnded | None = None
+    ) -> Future[list[Completion]]:
         future: Future[list[Completion]] = Future()
         if self.death is not None:
             future.set_result([self.completion(request, self.death) for request in requests])
         else:
+            self.ended.append(ended)
             self.launches.append((list(requests), future))
             self.launched.set()
         return future
@@ -56,6 +60,12 @@ class HandReplica:
     def answer(self, launch: int, error: str | None = None) -> None:
         requests, future = self.launches[launch]
         future.set_result([self.completion(request, error) for request in requests])
+
+    def end_row(self, launch: int, row: int) -> None:
+        """Answer a row before the others of its launch."""
+        ended = self.ended[launch]
+        assert ended is not None
+        ended(row, self.completion(self.launches[launch][0][row], None))
 
     def cancel(self, launch: Future[list[Completion]], row: int) -> None:
         self.cancels.append(([future for _, future in self.launches].index(launch), row))
@@ -158,7 +168,9 @@ def test_the_cap_holds_with_many_threads_dispatching() -> None:
             self.held = 0
             self.peak = 0
 
-        def generate(self, requests: Sequence[Request], hear: Emit | None = None) -> Future[list[Completion]]:
+        def generate(
+            self, requests: Sequence[Request], hear: Emit | None = None, ended: RowEnded | None = None
+        ) -> Future[list[Completion]]:
             with self.lock:
                 self.held += 1
                 self.peak = max(self.peak, self.held)
@@ -559,7 +571,9 @@ def test_a_replica_that_is_back_takes_what_waits_for_another() -> None:
 class Falling(HandReplica):
     """Ends between the dispatcher's look and its launch: every launch is answered at once, in the caller's thread."""
 
-    def generate(self, requests: Sequence[Request], hear: Emit | None = None) -> Future[list[Completion]]:
+    def generate(
+        self, requests: Sequence[Request], hear: Emit | None = None, ended: RowEnded | None = None
+    ) -> Future[list[Completion]]:
         future: Future[list[Completion]] = Future()
         future.set_result([self.completion(request, "It fell.") for request in requests])
         return future
@@ -769,3 +783,25 @@ def test_a_replica_that_ends_while_it_is_idle_is_started_again_at_once() -> None
 
     assert back.wait(WAIT_S)
     assert dispatcher.events[0].what == "ended"
+
+
+def test_a_row_that_ends_before_its_launch_is_answered_and_makes_room() -> None:
+    replica = HandReplica(0)
+    replica.rows = 3
+    dispatcher = ReplicaDispatcher([replica], max_concurrency_per_device=2, microbatch_window_ms=HOURS_MS)
+    a, b, c, d = (dispatcher.dispatch(request(name)) for name in "abcd")
+    assert replica.launched_ids == [["a", "b", "c"]]
+
+    replica.end_row(0, 1)
+
+    assert b.result(WAIT_S).status == "ok"
+    assert replica.launched_ids == [["a", "b", "c"], ["d"]]
+    assert not dispatcher.cancel(b)
+    (load,) = dispatcher.loads
+    assert (load.running, load.in_flight, load.free_slots) == (3, 2, 0)
+    replica.answer(1)
+    replica.die()
+    assert [each.result(WAIT_S).status for each in (a, b, c, d)] == ["error", "ok", "error", "ok"]
+    (load,) = dispatcher.loads
+    assert (load.running, load.in_flight) == (0, 0)
+    assert replica.ended[1] is None  # a launch of one row has none that ends before it

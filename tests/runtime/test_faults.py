@@ -264,6 +264,35 @@ def test_what_waits_for_its_place_in_a_batch_goes_to_another_process(
     assert [(each.status, each.replica) for each in results[1:]] == [("ok", 1)] * 5
 
 
+HASTY = (
+    STINGY.replace("class Stingy", "class Hasty").partition("    def serve")[0]
+    + """
+    def serve(self, desk):
+        came = []
+        while len(came) < 2:
+            came += desk.arrivals()
+        for key, _ in came:
+            desk.admit(key)
+            desk.emit(key, (7,))
+        desk.end(came[1][0], "length")
+        os._exit(3)
+"""
+)
+
+
+def test_a_row_that_had_ended_is_kept_where_its_launch_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hasty_engine.py").write_text(HASTY, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with Replica(EngineSpec("hasty_engine.Hasty"), index=0, device="cpu") as replica:
+        replica.wait_ready(WAIT_S)
+        ended: list[tuple[int, Completion]] = []
+        launch = replica.generate([Request("a", (1,), 2), Request("b", (1,), 1)], None, lambda *row: ended.append(row))
+        lost, kept = launch.result(WAIT_S)
+    assert ended == [(1, kept)]
+    assert (kept.request_id, kept.status, kept.output_ids) == ("b", "ok", (7,))
+    assert (lost.error, lost.untouched) == ("Replica 0 (cpu) ended with exit code 3.", False)
+
+
 def test_a_replica_that_is_killed_while_it_is_idle_is_started_again_without_a_request(new_replica: NewReplica) -> None:
     with new_replica(EngineSpec(SIMULATED), index=0, device="cpu") as replica:
         replica.wait_ready(WAIT_S)

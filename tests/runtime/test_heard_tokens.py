@@ -158,6 +158,9 @@ class NoInbox:
     def is_cancelled(self, call_id: int, row: int) -> bool:
         return (call_id, row) == (4, 1)
 
+    def forget(self, call_id: int) -> None:
+        raise AssertionError("nothing ends")
+
 
 @pytest.mark.parametrize("told", [True, False])
 def test_a_desk_tells_of_what_it_does_not_drop(told: bool, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from skote.runtime.dispatch import ReplicaDispatcher
 from skote.runtime.lane import Lane
 from skote.runtime.policies import POLICIES, PREFIX_BLOCK, Load
 from skote.runtime.waiting import Ticket
-from skote.types import Completion, Emit, Request
+from skote.types import Completion, Emit, Request, RowEnded
 
 WAIT_S = 10.0
 
@@ -32,7 +32,9 @@ class Held:
         self.seen: Counter[str] = Counter()
         self.running: list[tuple[Sequence[Request], Future[list[Completion]]]] = []
 
-    def generate(self, requests: Sequence[Request], hear: Emit | None = None) -> Future[list[Completion]]:
+    def generate(
+        self, requests: Sequence[Request], hear: Emit | None = None, ended: RowEnded | None = None
+    ) -> Future[list[Completion]]:
         future: Future[list[Completion]] = Future()
         self.seen.update(request.request_id for request in requests)
         self.running.append((requests, future))
