@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from skote.eval.cache_probe import CacheProbe
 from skote.eval.shared_prefix import SharedPrefix
 from skote.eval.workload import Workload
 from skote.eval.workload_config import WorkloadConfig
@@ -61,9 +62,11 @@ class WorkloadCache:
         for old in sorted(self._directory.glob("*.npz"), key=lambda each: each.stat().st_mtime)[: -MOST_FILES + 1]:
             old.unlink(missing_ok=True)
         groups = [*workload.blocks, *workload.spare, *(getattr(workload, name) for name in _GROUPS)]
+        groups += [() if probe is None else (probe.first, *probe.others, probe.last) for probe in workload.cache_probes]
         header = {
             **{name: getattr(workload, name) for name in _PLAIN},
             "blocks": len(workload.blocks),
+            "spare": len(workload.spare),
             "groups": [[_rest(request) for request in group] for group in groups],
             **{name: getattr(workload, name) for name in _NUMBERS},
             "prefix": asdict(workload.prefix),
@@ -127,9 +130,14 @@ def _read(path: Path) -> Workload | None:
     ints = list(range(int(ids.max()) + 1))  # one object a token id: a hundred million of them are gigabytes
     requests = _requests(header["groups"], ids, ints)
     groups = [tuple(itertools.islice(requests, len(group))) for group in header["groups"]]
-    planned, given = header["blocks"], len(groups) - len(_GROUPS)
+    planned = header["blocks"]
+    given = planned + header["spare"]
+    named = given + len(_GROUPS)
     fields: dict[str, Any] = {name: header[name] for name in _PLAIN}
-    fields |= zip(_GROUPS, groups[given:], strict=True)
+    fields |= zip(_GROUPS, groups[given:named], strict=True)
+    fields["cache_probes"] = tuple(
+        CacheProbe(probe[0], probe[1:-1], probe[-1]) if probe else None for probe in groups[named:]
+    )
     fields |= {name: tuple(map(tuple, header[name])) for name in _NUMBERS}
     prefix = SharedPrefix(**header["prefix"])
     return Workload(

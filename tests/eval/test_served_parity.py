@@ -13,6 +13,7 @@ from skote.eval.check import judge_checks
 from skote.eval.gate import ParityGate
 from skote.eval.served_parity import are_likely_choices, text_parity
 from skote.runtime.choices import choices
+from skote.runtime.stops import Stopping
 from skote.types import UNKNOWN_ID, Completion, Request, Sampling
 
 REQUESTS = [Request("a", (1, 2), 3), Request("b", (3,), 3)]
@@ -52,8 +53,8 @@ def _done(value):
 def judged(candidate, baseline, dtype="bf16", decode=None, requests=REQUESTS):
     reference = Arm("reference", {}, TRUTH)
     gate = ParityGate(
-        candidate, baseline, dtype=dtype, reference=lambda: nullcontext(reference), eos_ids=(), vocab=2, seed=0,
-        decode=decode,
+        candidate, baseline, dtype=dtype, reference=lambda: nullcontext(reference), eos_ids=(),
+        stopping=Stopping(None), vocab=2, seed=0, decode=decode,
     )  # fmt: skip
     return gate.probe(requests)
 
@@ -168,7 +169,9 @@ def test_an_engine_that_scores_has_to_tell_its_ids():
 
 def test_sampled_outputs_of_a_server_without_ids_are_left_to_the_finding_that_says_so():
     arms = engine(), server(BLIND, {"a": "x y x", "b": "x y x"})
-    gate = ParityGate(*arms, dtype="fp32", reference=None, eos_ids=(), vocab=2, seed=0, decode=words)
+    gate = ParityGate(
+        *arms, dtype="fp32", reference=None, eos_ids=(), stopping=Stopping(None), vocab=2, seed=0, decode=words
+    )
     entry = gate.probe(REQUESTS)
     sampled = [Request("b", (3,), 3, Sampling(temperature=1.0))]
     assert gate.settle_all(sampled, {arm.name: arm.outputs for arm in arms}) == entry

@@ -28,7 +28,7 @@ from skote.runtime.kernel_sets import SingleRow
 from skote.runtime.paged_cache import PagedCache
 from skote.types import EngineError, Request, Sampling
 
-SPEC = DecoderSpec(97, 64, 96, 2, 6, 2, 16, 1e-5, 2048, RopeSpec(10000.0), False, ())
+SPEC = DecoderSpec(97, 192, 96, 2, 6, 2, 16, 1e-5, 2048, RopeSpec(10000.0), False, ())
 
 
 def test_models_beyond_the_kernels_bounds_are_refused_with_the_reason() -> None:
