@@ -13,6 +13,9 @@ Three kernels do the splits; which one runs depends on how many positions may be
 - `flash_stream`, for long contexts, where the cache's bytes are all: the same over a whole page, block after block.
 
 The first two load a split before the wait, but for the newest position.
+
+With a window w row r attends to positions newest - w + 1 .. newest alone, and no split before them is read. With a soft
+cap c its scores become c tanh(scores / c) (Gemma 2, arXiv 2408.00118).
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -27,7 +30,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from skote.kernels.flash_split_triton import flash_group_kernel, flash_stream_kernel, flash_tile_kernel
+from skote.kernels.activation_triton import cap_argument
+from skote.kernels.attention import capped
+from skote.kernels.flash_split_triton import first_split, flash_group_kernel, flash_stream_kernel, flash_tile_kernel
 from skote.kernels.launch import DTYPES, check_tensors, padded
 
 STREAM_ROWS = 16  # tl.dot's smallest tile: a group's queries are padded to it
@@ -60,6 +65,14 @@ class Attention(NamedTuple):
             return self.tile
         return self.group if positions <= self.grouped else self.page
 
+    def splits(self, positions: int, window: int | None) -> tuple[int, int]:
+        """Positions a split and splits a row, where `positions` may be in use and `window` of them are attended to."""
+        if window is None or window >= positions:
+            split = self.split(positions)
+            return split, triton.cdiv(positions, split)
+        split = self.split(window)
+        return split, min(triton.cdiv(positions, split), triton.cdiv(window, split) + 1)
+
 
 def flash_decode_reference(
     q: torch.Tensor,
@@ -70,6 +83,8 @@ def flash_decode_reference(
     *,
     page: int,
     scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """The formula in framework ops, row by row, fp32 inside: shape and dtype of `q`; arguments as `flash_decode`."""
     out = torch.zeros_like(q)
@@ -77,13 +92,13 @@ def flash_decode_reference(
     for row, newest in enumerate(position.tolist()):
         if newest < 0:
             continue
-        places = torch.arange(newest + 1, device=q.device)
+        places = torch.arange(0 if window is None else max(newest + 1 - window, 0), newest + 1, device=q.device)
         slots = table[row, places // page].long() * page + places % page
         keys = k[:, slots].float().repeat_interleave(group, 0)
         values = v[:, slots].float().repeat_interleave(group, 0)
         products = (keys * q[row].float()[:, None]).sum(-1)
         scores = products / math.sqrt(q.shape[2]) if scale is None else products * scale
-        out[row] = (scores.softmax(-1)[..., None] * values).sum(1).to(q.dtype)
+        out[row] = (capped(scores, softcap).softmax(-1)[..., None] * values).sum(1).to(q.dtype)
     return out
 
 
@@ -100,6 +115,7 @@ def flash_fold_kernel(
     FOLD: tl.constexpr,  # splits at once
     DIMS: tl.constexpr,  # of the head, a program
     PDL: tl.constexpr,
+    WINDOW: tl.constexpr = 0,
 ):
     """Grid: (HEADS, HEAD_DIM / DIMS, rows). Put a row's partial sums together in `out` [rows, HEADS, HEAD_DIM]."""
     if PDL:
@@ -107,7 +123,8 @@ def flash_fold_kernel(
     head = tl.program_id(0)
     dims = tl.program_id(1) * DIMS + tl.arange(0, DIMS)
     row = tl.program_id(2)
-    splits = (tl.maximum(tl.load(position_ptr + row), -1) + SPLIT) // SPLIT  # none of an idle row
+    position = tl.maximum(tl.load(position_ptr + row), -1)
+    splits = (position + SPLIT) // SPLIT - first_split(position, WINDOW, SPLIT)  # none of an idle row
     if PDL:
         gdc_wait()
     top = float("-inf")
@@ -153,6 +170,8 @@ def flash_decode(
     cut: Attention,
     pdl: bool,
     scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> None:
     """Launch the kernels for a cache of which at most the first `positions` positions are in use.
 
@@ -164,9 +183,12 @@ def flash_decode(
         out: `[rows, heads, head_dim]`, written.
         sums, stats: fp32 room for `[rows, splits, heads, head_dim]` and `[rows, splits, 2, heads]`, overwritten.
         scale: of q K^T, in place of 1 / sqrt(head_dim).
+        window: how many of the newest positions are attended to; None is all.
+        softcap: of the scores; None is none.
 
     Raises:
-        TypeError, ValueError: what `check_tensors` refuses, shapes that do not match, or too little room.
+        TypeError, ValueError: what `check_tensors` refuses, an empty window, a soft cap of 0, shapes that do not match,
+            or too little room.
     """
     check_tensors("flash_decode", q=q, k=k, v=v, position=position, table=table, out=out, sums=sums, stats=stats)
     (rows, heads, head_dim), (kv_heads, slots, _) = q.shape, k.shape
@@ -179,17 +201,29 @@ def flash_decode(
         raise ValueError(f"flash_decode: head_dim {head_dim} must be a power of two of at least {MIN_HEAD_DIM}.")
     if position.shape != (rows,) or table.ndim != 2 or table.shape[0] != rows:
         raise ValueError(f"flash_decode: position {tuple(position.shape)} and table {tuple(table.shape)}, {rows} rows.")
-    split = cut.split(positions)
-    splits = triton.cdiv(positions, split)
+    cap = cap_argument("flash_decode", softcap)
+    if window is not None and window < 1:
+        raise ValueError(f"flash_decode: a window of {window} positions; it must have at least one.")
+    window = None if window is None or window >= positions else window
+    split, splits = cut.splits(positions, window)
     if (
         table.shape[1] * cut.page < positions
         or sums.numel() < rows * splits * heads * head_dim
         or stats.numel() < rows * splits * 2 * heads
     ):
         raise ValueError(f"flash_decode: table, sums or stats are too small for {positions} positions.")
-    factor = math.log2(math.e) / math.sqrt(head_dim) if scale is None else math.log2(math.e) * scale
-    shape = {"HEADS": heads, "GROUP": heads // kv_heads, "HEAD_DIM": head_dim, "PAGE": cut.page, "PDL": pdl}
-    if positions <= cut.tiled:
+    base = 1.0 if softcap else math.log2(math.e)
+    factor = base / math.sqrt(head_dim) if scale is None else base * scale
+    shape: dict[str, float] = {
+        "HEADS": heads,
+        "GROUP": heads // kv_heads,
+        "HEAD_DIM": head_dim,
+        "PAGE": cut.page,
+        "PDL": pdl,
+    }
+    shape |= {"WINDOW": window or 0, "CAP": cap}
+    reach = window or positions
+    if reach <= cut.tiled:
         flash_tile_kernel[(heads, splits, rows)](
             q,
             k,
@@ -210,7 +244,7 @@ def flash_decode(
         )
         if splits == 1:
             return
-    elif positions <= cut.grouped:
+    elif reach <= cut.grouped:
         flash_group_kernel[(kv_heads, splits, rows)](
             q,
             k,
@@ -260,6 +294,7 @@ def flash_decode(
         FOLD=fold,
         DIMS=dims,
         PDL=pdl,
+        WINDOW=window or 0,
         num_warps=1 if fold <= 32 else 4,
         launch_pdl=pdl,
     )

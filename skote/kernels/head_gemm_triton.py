@@ -3,7 +3,7 @@
 logits = W n
 best[m, p] = max over the ids of program p of row m's logits, first[m, p] = the lowest id that has it
 
-n is normalised already (`add_rms_norm`).
+n is normalised already (`add_rms_norm`). With a soft cap c the logits are c tanh(logits / c).
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -15,13 +15,17 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from skote.kernels.activation_triton import cap_argument, capped
+from skote.kernels.attention import capped as capped_reference
 from skote.kernels.launch import GemmTile, check_matrix, check_operand, check_rows, check_tensors, check_unsplit
 from skote.kernels.rows_dot_triton import rows_dot
 
 
-def head_gemm_reference(normed: torch.Tensor, weight: torch.Tensor, logits: torch.Tensor) -> None:
+def head_gemm_reference(
+    normed: torch.Tensor, weight: torch.Tensor, logits: torch.Tensor, *, softcap: float | None = None
+) -> None:
     """The logits in framework ops, fp32 inside; arguments as `head_gemm`."""
-    logits.copy_(normed.float() @ weight.float().T)
+    logits.copy_(capped_reference(normed.float() @ weight.float().T, softcap))
 
 
 @triton.jit
@@ -38,6 +42,7 @@ def head_gemm_kernel(
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
+    CAP: tl.constexpr = 0.0,  # of the logits; 0 is none
 ):
     """Grid: (ceil(vocab / TILE),). Everything after the wait: normed, and all writes."""
     if PDL:
@@ -47,6 +52,7 @@ def head_gemm_kernel(
     there = (ids < vocab)[None, :]
     rows = tl.arange(0, ROWS)
     logits = rows_dot(normed_ptr, weight_ptr, tl.minimum(ids, vocab - 1), 0, HIDDEN, ROWS, BLOCK, STAGES, 1)
+    logits = capped(logits, CAP)
     tl.store(logits_ptr + rows[:, None] * vocab + ids[None, :], logits, mask=there)
     best = tl.max(tl.where(there, logits, float("-inf")), axis=1)
     first = tl.min(tl.where(there & (logits == best[:, None]), ids[None, :], vocab - 1), axis=1)
@@ -64,11 +70,13 @@ def head_gemm(
     *,
     tile: GemmTile,
     pdl: bool,
+    softcap: float | None = None,
 ) -> None:
     """Launch the kernel: `normed` [rows, hidden] in the dtype of `weight` [vocab, hidden]; writes fp32 `logits`
     [rows, vocab].
 
     `best` (fp32) and `first` (int32), `[rows, ceil(vocab / tile.rows)]`, are written, an entry a program.
+    `softcap` is that of the logits, None where there is none.
 
     Raises:
         TypeError, ValueError: what the checks of `launch` refuse, or a result of another shape.
@@ -95,6 +103,7 @@ def head_gemm(
         BLOCK=tile.columns(weight.dtype),
         STAGES=tile.stages,
         PDL=pdl,
+        CAP=cap_argument("head_gemm", softcap),
         num_warps=tile.warps,
         launch_pdl=pdl,
     )

@@ -1,4 +1,4 @@
-"""What prefills on CUDA share: causal attention by SDPA's kernels, and the feed-forward in parts."""
+"""What prefills on CUDA share: causal attention, SDPA's where that computes it, and the feed-forward in parts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
+from skote.kernels.flash_prefill_triton import flash_prefill
 from skote.kernels.silu_mul_triton import silu_mul_triton
 from skote.model.decoder import Decoder
+from skote.model.spec import DecoderSpec
 from skote.model.weights import LayerWeights
 
 _UNPLANNED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -20,15 +22,24 @@ _MLP_ROWS = 512  # at least: fewer would not keep the device busy
 
 
 def causal_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, planned: bool, scale: float | None = None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    planned: bool,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """Causal attention of queries `[pieces, tokens, heads, head_dim]` that are the last of their piece's keys and
     values `[pieces, kv_heads, keys, head_dim]`: `[pieces * tokens, heads * head_dim]`.
 
     `planned`: these lengths are among those that cuDNN, which makes a plan for each, has met. `scale` is that of the
-    scores, by default 1 / sqrt(head_dim).
+    scores, by default 1 / sqrt(head_dim). `window` and `softcap` are those of `flash_prefill`.
     """
     tokens, keys, shared = q.shape[1], k.shape[2], q.shape[2] // k.shape[1]
+    if softcap is not None or (window is not None and window < keys):
+        return flash_prefill(q, k, v, scale=scale, window=window, softcap=softcap).view(len(q) * tokens, -1)
     if q.dtype == torch.float32 and shared > 1:
         # Neither cuDNN nor flash takes fp32, and what does without a matrix of scores wants a key head a query head.
         k, v, shared = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1), 1
@@ -45,10 +56,10 @@ def causal_attention(
     return out.transpose(1, 2).reshape(len(q) * tokens, -1)
 
 
-def feed_forward(normed: torch.Tensor, layer: LayerWeights, most: int) -> torch.Tensor:
+def feed_forward(normed: torch.Tensor, layer: LayerWeights, most: int, spec: DecoderSpec) -> torch.Tensor:
     """The gated feed-forward of `normed` [tokens, hidden], `most` tokens at once, which is overwritten with it."""
     for rows in torch.split(normed, most):
-        torch.mm(silu_mul_triton(F.linear(rows, layer.gate_up)), layer.down.t(), out=rows)
+        torch.mm(silu_mul_triton(F.linear(rows, layer.gate_up), spec.activation), layer.down.t(), out=rows)
     return normed
 
 

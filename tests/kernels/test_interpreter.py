@@ -10,7 +10,13 @@ import pytest
 pytest.importorskip("triton")
 # What Triton 3.6's interpreter does in every loop; numpy 2.4 turns it into an error.
 ALLOWED = "ignore:Conversion of an array with ndim:DeprecationWarning"
-FILES = ("test_decode_triton.py", "test_batch_triton.py", "test_gumbel_best_triton.py", "test_prefill_triton.py")
+FILES = (
+    "test_decode_triton.py",
+    "test_batch_triton.py",
+    "test_gumbel_best_triton.py",
+    "test_prefill_triton.py",
+    "test_switches_triton.py",
+)
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ from triton.compiler import ASTSource  # noqa: E402
 from skote.kernels import (  # noqa: E402
     add_rms_norm_triton,
     flash_decode_triton,
+    flash_prefill_triton,
     flash_split_triton,
     gate_up_gemm_triton,
     gate_up_gemv_triton,
@@ -39,7 +40,9 @@ from skote.kernels import (  # noqa: E402
     split_gemm_triton,
 )
 from skote.kernels.flash_decode_triton import STREAM_ROWS, Attention, fold_shape  # noqa: E402
+from skote.kernels.flash_prefill_triton import prefill_tile  # noqa: E402
 from skote.kernels.launch import GemmTile, Tile, padded  # noqa: E402
+from skote.kernels.rms_norm_triton import launch_shape  # noqa: E402
 from skote.kernels.tiles import batch_tiles, step_tiles  # noqa: E402
 
 pytestmark = [
@@ -48,13 +51,15 @@ pytestmark = [
 ]
 
 FP32 = ("x", "cos", "sin", "sums", "stats", "logits", "best", "cutoff", "temperature", "partials", "delta")
+FP32 += ("owed", "post", "kept")  # a norm of 1 + w is fp32 as well
 INT32 = ("position", "positions", "table", "first", "history")
 FIXED = {
     f"{name}_ptr": kind for kind, names in {"fp32": FP32, "i32": INT32, "i64": ("seed",)}.items() for name in names
 }
 DIVISIBLE = {"head_stride", "vocab", "outputs", "intermediate", "hidden"}  # by 16, as Triton finds out at the launch
+STRIDES = {f"{name}_{axis}" for name in "qkv" for axis in ("piece", "token", "head")}
 SCALARS = {"eps": "fp32", "scale": "fp32"} | dict.fromkeys(
-    (*DIVISIBLE, "table_stride", "programs", "pages", "places", "room"), "i32"
+    (*DIVISIBLE, *STRIDES, "table_stride", "programs", "pages", "places", "room", "tokens", "keys"), "i32"
 )
 HEADS = {"HEADS": 32, "GROUP": 4}
 WAIT = "gdc_wait()"
@@ -68,11 +73,12 @@ class Build(NamedTuple):
     warps: int
     constants: dict[str, Any]
     dtype: str = "bf16"
+    given: tuple[str, ...] = ()  # the pointers that need not be there and are
 
     def key(self) -> str:
         """The same for what compiles alike."""
         constants = " ".join(f"{name}={value}" for name, value in self.constants.items())
-        return f"{self.name} {self.dtype} warps={self.warps} {constants}"
+        return " ".join((self.name, self.dtype, f"warps={self.warps}", constants, *self.given))
 
 
 class Shape(NamedTuple):
@@ -180,12 +186,57 @@ SHAPES = [
         (4096, 14336, 128),  # Llama-3.1-8B
         (4096, 14336, 64),
         (4096, 14336, 256),
+        (3584, 14336, 256),  # Gemma 2 9B
         (576, 1536, 128),
         (576, 1536, 256),
     )
     for dtype in ("bf16", "fp32")
 ]
 FLAGS = ({"bias": True}, {"rotate": False})
+OWED = ("owed_ptr", "post_ptr", "kept_ptr")
+
+
+def gemma(shape: Shape) -> list[Build]:
+    """All kernels of a Gemma 2 of this shape that are others than a Llama's, and those of its prefill."""
+    norms = {"qkv_gemv": {}, "gate_up_gemv": {"ACTIVATION": "gelu_tanh"}, "head_gemv": {"CAP": 30.0}}
+    builds = [
+        each._replace(constants=each.constants | norms[each.name], given=OWED)
+        for each in gemvs(shape)
+        if each.name in norms
+    ]
+    builds += [
+        each._replace(constants=each.constants | {"ADD": False})
+        for each in gemvs(shape)
+        if each.name == "residual_gemv"
+    ]
+    flags = {"gate_up_gemm": {"ACTIVATION": "gelu_tanh"}, "head_gemm": {"CAP": 30.0}}
+    for rows in (16, 128) if shape.dtype == "bf16" else (16,):
+        builds += [
+            each._replace(constants=each.constants | flags[each.name])
+            for each in gemms(shape, rows)
+            if each.name in flags
+        ]
+    for tiles in (step_tiles(*shape[:3], shape.torch_dtype), batch_tiles(*shape[:3], shape.torch_dtype.itemsize)):
+        for each in attentions(shape, tiles.attention):
+            scores = {} if each.name == "flash_fold" else {"CAP": 50.0}
+            builds.append(each._replace(constants=each.constants | scores | {"WINDOW": 4096}))
+    parts = {"BLOCK": padded(shape.hidden), "PARTS": 4}
+    warps = launch_shape(shape.hidden)[1]
+    builds.append(Build(add_rms_norm_triton, "add_rms_norm", warps, parts, shape.dtype, given=("post_ptr",)))
+    return builds
+
+
+def prefills(head_dim: int, dtype: str) -> list[Build]:
+    """The attention of a prefill, with and without what it has beyond SDPA's."""
+    shape = Shape(0, 0, head_dim, dtype)
+    tile = prefill_tile(head_dim, shape.torch_dtype)
+    constants = {**HEADS, "HEAD_DIM": head_dim, "ROWS": tile.rows, "BLOCK": tile.block, "STAGES": tile.stages}
+    return [
+        Build(flash_prefill_triton, "flash_prefill", tile.warps, constants | {"WINDOW": window, "CAP": cap}, dtype)
+        for window, cap in ((4096, 0.0), (0, 50.0), (4096, 50.0))
+    ]
+
+
 BUILDS = {
     build.key(): build
     for builds in (
@@ -193,6 +244,8 @@ BUILDS = {
         *map(gemvs, SHAPES),
         *(gemvs(shape, **flags) for shape in (*SHAPES[:2], LARGEST) for flags in FLAGS),
         *(gemms(shape, rows, **flags) for shape in (SHAPES[0], LARGEST) for rows in (32, 128) for flags in FLAGS),
+        *(gemma(shape) for shape in SHAPES if shape.head_dim == 256 or shape == LARGEST),
+        *(prefills(head_dim, dtype) for head_dim in (64, 128, 256) for dtype in ("bf16", "fp32")),
         *(attentions(shape, step_tiles(*shape[:3], shape.torch_dtype).attention) for shape in SHAPES),
         *(attentions(shape, batch_tiles(*shape[:3], shape.torch_dtype.itemsize).attention) for shape in SHAPES),
         # The most rows that either of a width's tiles takes: the more rows, the more registers. In fp32 a step's 16,
@@ -214,7 +267,9 @@ PROJECTIONS = ("qkv_gemv", "residual_gemv", "gate_up_gemv", "head_gemv")
 def machine_code(build: Build, tmp_path: Path, module: ModuleType | None = None) -> list[str]:
     """The opcodes of a kernel, compiled for sm_90 with PDL on, in the order of the code; of `module`, if given."""
     kernel = getattr(module or build.module, f"{build.name}_kernel")
-    constants = {**build.constants, "PDL": True}
+    optional = {each.name: each.default for each in kernel.params if each.has_default}  # constants all of them, or None
+    constants = {**{name: value for name, value in optional.items() if name not in build.given}, **build.constants}
+    constants |= {"PDL": True} if "PDL" in kernel.arg_names else {}
     signature, attributes = {}, {}
     for index, argument in enumerate(kernel.arg_names):
         if argument in constants:
@@ -223,7 +278,7 @@ def machine_code(build: Build, tmp_path: Path, module: ModuleType | None = None)
             signature[argument] = SCALARS[argument]
         else:
             signature[argument] = f"*{FIXED.get(argument, build.dtype)}"
-        if argument in DIVISIBLE or argument.endswith("_ptr"):
+        if argument in DIVISIBLE | STRIDES or argument.endswith("_ptr"):
             attributes[index,] = [["tt.divisibility", 16]]
     places = {(kernel.arg_names.index(argument),): value for argument, value in constants.items()}
     source = ASTSource(kernel, signature, constexprs=places, attrs=attributes)
