@@ -106,9 +106,9 @@ class CudaPrefill:
     def _run_of(self, tokens: int, short: int) -> Callable[[], Launched]:
         """What launches the prefill of a bucket of `tokens`."""
         ids = self._ids[:tokens]
-        if tokens > short or tokens not in ROW_TILES:
-            return partial(self._run, ids)
         spec, weights = self._decoder.spec, self._decoder.weights
+        if tokens > short or tokens not in ROW_TILES or spec.experts is not None:
+            return partial(self._run, ids)
         tiles = batch_tiles(spec.hidden, spec.intermediate, spec.head_dim, weights.embed.itemsize, tokens)
         chain = GemmChain(spec, weights, tokens, tiles=tiles, page=self._cache.page, pdl=True)
         positions = torch.arange(tokens, dtype=torch.int32, device=self._decoder.device)
@@ -167,7 +167,8 @@ class CudaPrefill:
             add_rms_norm(x, delta, layer.mlp_norm, normed, eps=spec.norm_eps, pdl=False, post=post)
             del attended, delta
             delta, post = feed_forward(normed, layer, self._most, spec), layer.mlp_post_norm
-            launched.update((op, "triton") for op in ("add_rms_norm", "rope_write", "add_rms_norm", "silu_mul"))
+            between = "silu_mul" if spec.experts is None else "expert_gemm"
+            launched.update((op, "triton") for op in ("add_rms_norm", "rope_write", "add_rms_norm", between))
         add_rms_norm(x, delta, final.weights.attn_norm, normed, eps=spec.norm_eps, pdl=False, post=post)
         self._projected(normed, final, spec.heads * spec.head_dim)
         launched.update((op, "triton") for op in ("add_rms_norm", "rope_write"))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import torch
+import triton
 
 from skote.kernels.add_rms_norm_triton import add_rms_norm
 from skote.kernels.gate_up_gemm_triton import gate_up_gemm
+from skote.kernels.head_gemm_triton import head_gemm
 from skote.kernels.head_norm_triton import head_norm
 from skote.kernels.qkv_gemm_triton import qkv_gemm
 from skote.kernels.split_gemm_triton import split_gemm
@@ -13,6 +15,7 @@ from skote.kernels.tiles import BatchTiles
 from skote.model.spec import DecoderSpec
 from skote.model.weights import DecoderWeights, LayerWeights
 from skote.runtime.paged_cache import Pool
+from skote.runtime.prompt_ops import EXPERT_ROWS, expert_feed_forward
 
 
 class GemmChain:
@@ -29,7 +32,7 @@ class GemmChain:
     def __init__(
         self, spec: DecoderSpec, weights: DecoderWeights, rows: int, *, tiles: BatchTiles, page: int, pdl: bool
     ) -> None:
-        self._activation = spec.activation
+        self._spec, self._activation = spec, spec.activation
         self._eps, self._tiles, self._page, self._pdl = spec.norm_eps, tiles, page, pdl
         dtype, device = weights.embed.dtype, weights.embed.device
         self.normed = torch.zeros(rows, spec.hidden, dtype=dtype, device=device)
@@ -37,6 +40,11 @@ class GemmChain:
         self._h = torch.zeros(rows, spec.intermediate, dtype=dtype, device=device)
         self._o = torch.zeros(tiles.o.splits, rows, spec.hidden, device=device)
         self._down = torch.zeros(tiles.down.splits, rows, spec.hidden, device=device)
+        if spec.experts is not None:  # the router's logits, as a head computes them
+            programs = triton.cdiv(spec.experts.count, tiles.head.rows)
+            self._logits = torch.zeros(rows, spec.experts.count, device=device)
+            self._best = torch.zeros(rows, programs, device=device)
+            self._first = torch.zeros(rows, programs, dtype=torch.int32, device=device)
         self._owed: torch.Tensor | None = None  # to the residual stream
         self._post: torch.Tensor | None = None  # the norm of what is owed, where it has one
 
@@ -88,6 +96,12 @@ class GemmChain:
         split_gemm(attended, weights.o, self._o, tile=tiles.o, pdl=self._pdl)
         self._owed, self._post = self._o, weights.attn_post_norm
         normed = self.norm(x, weights.mlp_norm)
+        if weights.router is not None:
+            head_gemm(
+                self.normed, weights.router, self._logits, self._best, self._first, tile=tiles.head, pdl=self._pdl
+            )
+            self._owed = expert_feed_forward(self.normed, self._logits, weights, self._spec, EXPERT_ROWS)
+            return ("split_gemm", *normed, "head_gemm", "expert_gemm", "expert_gemm")
         gate_up_gemm(
             self.normed, weights.gate_up, self._h, tile=tiles.gate_up, pdl=self._pdl, activation=self._activation
         )

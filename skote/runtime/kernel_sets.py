@@ -28,6 +28,7 @@ from skote.kernels.tiles import StepTiles, batch_tiles, step_tiles
 from skote.model.spec import DecoderSpec
 from skote.model.weights import DecoderWeights
 from skote.runtime.cuda_layers import CudaLayer
+from skote.runtime.expert_row import ExpertRow
 from skote.runtime.gemm_chain import GemmChain, head_norms
 from skote.runtime.step_state import StepState
 
@@ -102,6 +103,7 @@ class SingleRow:
         dtype, device = weights.embed.dtype, weights.embed.device
         self._q = torch.zeros(1, spec.heads, spec.head_dim, dtype=dtype, device=device)
         self._h = torch.zeros(spec.intermediate, dtype=dtype, device=device)
+        self._experts = None if spec.experts is None else ExpertRow(spec, weights, tiles, pdl=pdl)
         self._attend = StepAttention(spec, weights, self.rows, capacity, self.attention)
         self._post: torch.Tensor | None = None  # the norm of what the last layer still owes
         self._delta = torch.zeros(spec.hidden, device=device)  # what is owed
@@ -137,6 +139,9 @@ class SingleRow:
             normed = ("head_norm",)
         attended = self._attend(self._q, state, layer, positions, self._pdl)
         self._project(x, attended[0], weights.o, self._tiles.o, weights.attn_post_norm)
+        before = "qkv_gemv", *normed, "flash_decode", "residual_gemv"
+        if self._experts is not None:
+            return *before, *self._experts(x, weights)
         gate_up_gemv(
             x,
             weights.mlp_norm,
@@ -150,7 +155,7 @@ class SingleRow:
         )
         self._project(x, self._h, weights.down, self._tiles.down, weights.mlp_post_norm)
         self._post = weights.mlp_post_norm
-        return "qkv_gemv", *normed, "flash_decode", "residual_gemv", "gate_up_gemv", "residual_gemv"
+        return *before, "gate_up_gemv", "residual_gemv"
 
     def head(self, state: StepState, weights: DecoderWeights) -> tuple[str, ...]:
         """Final norm and logits."""

@@ -137,7 +137,8 @@ class PackedPrefill:
             delta, post = F.linear(attended, layer.o), layer.attn_post_norm
             add_rms_norm(x, delta, layer.mlp_norm, normed, eps=spec.norm_eps, pdl=False, post=post)
             delta, post = feed_forward(normed, layer, self._most, spec), layer.mlp_post_norm
-            launched.update((op, "triton") for op in ("add_rms_norm", "rope_write", "add_rms_norm", "silu_mul"))
+            between = "silu_mul" if spec.experts is None else "expert_gemm"
+            launched.update((op, "triton") for op in ("add_rms_norm", "rope_write", "add_rms_norm", between))
         add_rms_norm(x, delta, final.weights.attn_norm, normed, eps=spec.norm_eps, pdl=False, post=post)
         self._projected(normed, final, spec.heads * spec.head_dim, tables[id(final.rope[0])])
         launched.update((op, "triton") for op in ("add_rms_norm", "rope_write"))

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
+from skote.kernels.expert_gemm_triton import expert_gemm, grouped
+from skote.kernels.experts import chosen_experts
 from skote.kernels.flash_prefill_triton import flash_prefill
 from skote.kernels.silu_mul_triton import silu_mul_triton
 from skote.model.decoder import Decoder
@@ -18,6 +20,8 @@ from skote.model.weights import LayerWeights
 _UNPLANNED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 _PLANNED = [SDPBackend.CUDNN_ATTENTION, *_UNPLANNED]
 _MLP_SHARE = 0.02  # of the weights' bytes, for the results of the widest products, which would outgrow all others
+EXPERT_ROWS = 16
+"""Of an expert at once: each of many experts has few of a prompt's tokens."""
 _MLP_ROWS = 512  # at least: fewer would not keep the device busy
 
 
@@ -59,12 +63,32 @@ def causal_attention(
 def feed_forward(normed: torch.Tensor, layer: LayerWeights, most: int, spec: DecoderSpec) -> torch.Tensor:
     """The gated feed-forward of `normed` [tokens, hidden], `most` tokens at once, which is overwritten with it."""
     for rows in torch.split(normed, most):
+        if layer.router is not None:
+            rows.copy_(expert_feed_forward(rows, rows.float() @ layer.router.float().t(), layer, spec, EXPERT_ROWS))
+            continue
         torch.mm(silu_mul_triton(F.linear(rows, layer.gate_up), spec.activation), layer.down.t(), out=rows)
     return normed
+
+
+def expert_feed_forward(
+    rows: torch.Tensor, logits: torch.Tensor, layer: LayerWeights, spec: DecoderSpec, block: int
+) -> torch.Tensor:
+    """The chosen experts' feed-forward of `rows` [tokens, hidden] by the router's `logits` [tokens, experts], fp32.
+
+    An expert's weights meet up to `block` of its rows at once. Nothing of it waits for the device.
+    """
+    assert spec.experts is not None
+    chosen, share = chosen_experts(logits, spec.experts.chosen, normalised=spec.experts.normalised)
+    groups = grouped(chosen, spec.experts.count, block)
+    h = expert_gemm(rows, layer.gate_up, groups, out_dtype=rows.dtype, activation=spec.activation)
+    fed = expert_gemm(h, layer.down, groups, out_dtype=torch.float32)
+    return (fed.view(*chosen.shape, -1) * share[..., None]).sum(1)
 
 
 def feed_forward_rows(decoder: Decoder) -> int:
     """Tokens that the feed-forward takes at once, a power of two."""
     spec = decoder.spec
+    if spec.experts is not None:
+        return _MLP_ROWS  # each has a result an expert that it chose
     fitting = _MLP_SHARE * spec.parameters / (3 * spec.intermediate)  # gate, up and their product; in elements
     return max(_MLP_ROWS, 1 << int(math.log2(max(fitting, 1))))

@@ -16,6 +16,7 @@ KERNEL_SWITCHES = FOLDED | {
     "post_norms",
     "embedding_scale",
     "activation",
+    "experts",
 }
 """The switches of a `DecoderSpec` that the kernels on CUDA compute, in both sets and in all prefills, and those that
 folding takes away; of the norms of q and k those with one weight for all heads."""
@@ -45,4 +46,5 @@ def missing_switches(spec: DecoderSpec) -> list[str]:
     """The switches of `spec` that the kernels on CUDA do not compute."""
     known = KERNEL_SWITCHES if spec.qk_norm in (None, "head") else KERNEL_SWITCHES - {"qk_norm"}
     known = known if foldable(spec) else known - FOLDED
+    known = known - {"experts"} if spec.post_norms else known
     return [switch for switch in spec.switches() if switch not in known]

@@ -16,6 +16,7 @@ FILES = (
     "test_gumbel_best_triton.py",
     "test_prefill_triton.py",
     "test_switches_triton.py",
+    "test_expert_triton.py",
 )
 
 

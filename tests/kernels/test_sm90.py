@@ -24,6 +24,8 @@ from triton.compiler import ASTSource  # noqa: E402
 
 from skote.kernels import (  # noqa: E402
     add_rms_norm_triton,
+    expert_gemm_triton,
+    expert_gemv_triton,
     flash_decode_triton,
     flash_prefill_triton,
     flash_split_triton,
@@ -39,6 +41,8 @@ from skote.kernels import (  # noqa: E402
     residual_gemv_triton,
     split_gemm_triton,
 )
+from skote.kernels.expert_gemm_triton import gemm_tile  # noqa: E402
+from skote.kernels.expert_gemv_triton import down_tile, up_tile  # noqa: E402
 from skote.kernels.flash_decode_triton import STREAM_ROWS, Attention, fold_shape  # noqa: E402
 from skote.kernels.flash_prefill_triton import prefill_tile  # noqa: E402
 from skote.kernels.launch import GemmTile, Tile, padded  # noqa: E402
@@ -51,8 +55,8 @@ pytestmark = [
 ]
 
 FP32 = ("x", "cos", "sin", "sums", "stats", "logits", "best", "cutoff", "temperature", "partials", "delta")
-FP32 += ("owed", "post", "kept")  # a norm of 1 + w is fp32 as well
-INT32 = ("position", "positions", "table", "first", "history")
+FP32 += ("owed", "post", "kept", "share")  # a norm of 1 + w is fp32 as well
+INT32 = ("position", "positions", "table", "first", "history", "chosen", "order", "expert", "end")
 FIXED = {
     f"{name}_ptr": kind for kind, names in {"fp32": FP32, "i32": INT32, "i64": ("seed",)}.items() for name in names
 }
@@ -162,12 +166,43 @@ def attentions(shape: Shape, cut: Attention) -> list[Build]:
     return builds
 
 
+def experts(hidden: int, intermediate: int, count: int, chosen: int, dtype: str) -> list[Build]:
+    """The kernels of a mixture of `count` experts."""
+    shape = Shape(hidden, intermediate, 128, dtype)
+    tile = up_tile(step_tiles(hidden, intermediate, 128, shape.torch_dtype).gate_up, shape.torch_dtype)
+    up = {"HIDDEN": hidden, "INTERMEDIATE": intermediate, "EXPERTS": count, "ALL": padded(count), "CHOSEN": chosen}
+    up |= {"NORMALISED": True, "ACTIVATION": "silu", "CHUNK": tile.chunk(shape.torch_dtype), "ROWS": tile.rows // 2}
+    chunk, rows, warps = down_tile(intermediate, padded(chosen), hidden)
+    down = {"COLUMNS": intermediate, "CHOSEN": chosen, "SLOTS": padded(chosen), "CHUNK": chunk, "ROWS": rows}
+    outputs, block, stages = gemm_tile(shape.torch_dtype)
+    many = {"ROWS": 16, "TILE": outputs, "BLOCK": block, "STAGES": stages}
+    return [
+        Build(expert_gemv_triton, "expert_up_gemv", tile.warps, up | {"MMA": tile.mma}, dtype),
+        Build(expert_gemv_triton, "expert_down_gemv", warps, down, dtype),
+        Build(
+            expert_gemm_triton,
+            "expert_gemm",
+            4,
+            {"SHARED": chosen, "COLUMNS": hidden, **many, "ACTIVATION": "silu"},
+            dtype,
+        ),
+        Build(
+            expert_gemm_triton,
+            "expert_gemm",
+            4,
+            {"SHARED": 1, "COLUMNS": intermediate, **many, "ACTIVATION": ""},
+            dtype,
+        ),
+    ]
+
+
 LARGEST = Shape(4096, 14336, 128, "bf16")
 GEMMS = {f"{build.name} {rows}": build for rows in (16, 128) for build in gemms(LARGEST, rows)}
 KERNELS = {
     **{build.name: build for build in attentions(LARGEST, Attention())},
     **{build.name: build for build in gemvs(LARGEST) if build.constants.get("COLUMNS") != LARGEST.hidden},
     **GEMMS,
+    **{build.name: build for build in experts(2048, 768, 128, 8, "bf16")[:2]},
     "add_rms_norm": Build(add_rms_norm_triton, "add_rms_norm", 8, {"BLOCK": 4096, "PARTS": 4}),
     "head_norm": Build(head_norm_triton, "head_norm", 1, {"HEADS": 32, "HEAD_DIM": 128, "PAGE": 128}),
     "gumbel_best": Build(gumbel_best_triton, "gumbel_best", 4, {"BLOCK": 1024}),
@@ -245,6 +280,11 @@ BUILDS = {
         *(gemvs(shape, **flags) for shape in (*SHAPES[:2], LARGEST) for flags in FLAGS),
         *(gemms(shape, rows, **flags) for shape in (SHAPES[0], LARGEST) for rows in (32, 128) for flags in FLAGS),
         *(gemma(shape) for shape in SHAPES if shape.head_dim == 256 or shape == LARGEST),
+        *(
+            experts(*sizes, dtype)
+            for sizes in ((2048, 768, 128, 8), (4096, 14336, 8, 2))  # Qwen3-30B-A3B, Mixtral-8x7B
+            for dtype in ("bf16", "fp32")
+        ),
         *(prefills(head_dim, dtype) for head_dim in (64, 128, 256) for dtype in ("bf16", "fp32")),
         *(attentions(shape, step_tiles(*shape[:3], shape.torch_dtype).attention) for shape in SHAPES),
         *(attentions(shape, batch_tiles(*shape[:3], shape.torch_dtype.itemsize).attention) for shape in SHAPES),

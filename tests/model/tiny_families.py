@@ -174,6 +174,11 @@ KERNEL_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "llama with gelu": ("llama", {"head_dim": 16, "attention_bias": False, "hidden_act": "gelu"}),
     "mistral with heads of 64": ("mistral", {"head_dim": 64, "num_attention_heads": 8, "sliding_window": WINDOW}),
+    "mixtral with heads of 32": (
+        "mixtral",
+        _HEAD_32
+        | {"intermediate_size": 80, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": WINDOW},
+    ),
     "phi3 with heads of 32": ("phi3", _HEAD_32 | {"sliding_window": WINDOW}),
     "qwen2 with late windows and heads of 32": (
         "qwen2",

@@ -19,6 +19,7 @@ pytest.importorskip("triton")
 
 from skote.kernels.activation import activated
 from skote.kernels.add_rms_norm_triton import add_rms_norm_reference
+from skote.kernels.expert_gemm_triton import expert_gemm_reference
 from skote.kernels.flash_decode_triton import flash_decode_reference
 from skote.kernels.flash_prefill_triton import flash_prefill_reference
 from skote.kernels.gate_up_gemm_triton import gate_up_gemm_reference
@@ -29,7 +30,7 @@ from skote.kernels.qkv_gemm_triton import qkv_gemm_reference
 from skote.kernels.rope_write_triton import rope_write_reference
 from skote.kernels.split_gemm_triton import split_gemm_reference
 from skote.model.decoder import Decoder
-from skote.model.spec import DecoderSpec, RopeSpec
+from skote.model.spec import DecoderSpec, ExpertSpec, RopeSpec
 from skote.model.weights import DecoderWeights, LayerWeights
 from skote.runtime import batch_closure, batch_step, gemm_chain, kernel_sets, packed_prefill, prompt_ops, token_choice
 from skote.runtime.batch_closure import BatchClosure
@@ -84,7 +85,7 @@ def flash_decode(
 
 
 def head_gemm(
-    normed: Any, weight: Any, logits: Any, best: Any, first: Any, *, tile: Any, pdl: bool, softcap: float | None
+    normed: Any, weight: Any, logits: Any, best: Any, first: Any, *, tile: Any, pdl: bool, softcap: Any = None
 ) -> None:
     head_gemm_reference(normed, weight, logits, softcap=softcap)
     for program, part in enumerate(logits.split(tile.rows, dim=1)):
@@ -107,6 +108,10 @@ def split_gemm(h: torch.Tensor, weight: torch.Tensor, partials: torch.Tensor, *,
         part.copy_(split_gemm_reference(h[:, columns], weight[:, columns]))
 
 
+def expert_gemm(x: Any, weight: Any, chosen: Any, *, out_dtype: torch.dtype, activation: str | None = None) -> Any:
+    return expert_gemm_reference(x, weight, chosen, activation=activation).to(out_dtype)
+
+
 def without(reference: Callable[..., None], *names: str) -> Callable[..., None]:
     """`reference`, called with keywords of the launcher that it does not know."""
 
@@ -127,9 +132,12 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
             "head_norm": without(head_norm_reference, "pdl"),
             "split_gemm": split_gemm,
             "gate_up_gemm": without(gate_up_gemm_reference, "pdl", "tile"),
+            "head_gemm": head_gemm,
         },
         packed_prefill: {"add_rms_norm": norm, "rope_write": rope_write_reference},
         prompt_ops: {
+            "grouped": lambda chosen, *_: chosen,
+            "expert_gemm": expert_gemm,
             "silu_mul_triton": partial(activated, gated=True),
             "flash_prefill": lambda q, k, v, **more: flash_prefill_reference(q, k, v, **more).contiguous(),
         },
@@ -212,6 +220,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
         "embedding_scale": 3.0,
         "activation": "gelu_tanh",
     },
+    "mixtral": {"experts": ExpertSpec(5, 2, normalised=True)},
     "granite": {"embedding_scale": 3.0, "residual_scale": 0.4, "logits_scale": 0.3},
     "smollm3": {"ropes": (None, RopeSpec(500.0)), "windows": (None, 130)},
 }
@@ -228,7 +237,7 @@ def test_switches_reach_packs_and_steps(weights: DecoderWeights, switches: dict[
     drawn = {
         part: torch.randn(shape, generator=generator)
         for part, shape in spec.layer_shapes().items()
-        if part not in SPEC.layer_shapes()
+        if shape != SPEC.layer_shapes().get(part)
     }
     switched = replace(weights, layers=tuple(layer._replace(**drawn) for layer in weights.layers))
     plain = PlainClosure(Decoder(spec, switched, CAPACITY), capacity=CAPACITY, compiled=False)
