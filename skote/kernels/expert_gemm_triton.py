@@ -158,6 +158,14 @@ def expert_gemm(
     return out
 
 
+def block_rows(pairs: int, experts: int, dtype: torch.dtype) -> int:
+    """Pairs a block where `pairs` are spread evenly over `experts`: a block reads its expert's weights once. In fp32,
+    whose products take no tensor cores, blocks stay small. Not measured yet."""
+    if dtype == torch.float32 or pairs < 32 * experts:
+        return 16
+    return 64 if pairs < 128 * experts else 128
+
+
 def gemm_tile(dtype: torch.dtype) -> tuple[int, int, int]:
     """(outputs a program, columns at once, stages). Not measured yet."""
     return (32, 32, 2) if dtype == torch.float32 else (64, 64, 3)

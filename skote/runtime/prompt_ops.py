@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
-from skote.kernels.expert_gemm_triton import expert_gemm, grouped
+from skote.kernels.expert_gemm_triton import block_rows, expert_gemm, grouped
 from skote.kernels.experts import chosen_experts
 from skote.kernels.flash_prefill_triton import flash_prefill
 from skote.kernels.silu_mul_triton import silu_mul_triton
@@ -21,7 +21,8 @@ _UNPLANNED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBac
 _PLANNED = [SDPBackend.CUDNN_ATTENTION, *_UNPLANNED]
 _MLP_SHARE = 0.02  # of the weights' bytes, for the results of the widest products, which would outgrow all others
 EXPERT_ROWS = 16
-"""Of an expert at once: each of many experts has few of a prompt's tokens."""
+"""Of an expert at once in a step of many rows, however many these are: a row's bits must not depend on them."""
+_EXPERT_TOKENS = 2048
 _MLP_ROWS = 512  # at least: fewer would not keep the device busy
 
 
@@ -64,7 +65,10 @@ def feed_forward(normed: torch.Tensor, layer: LayerWeights, most: int, spec: Dec
     """The gated feed-forward of `normed` [tokens, hidden], `most` tokens at once, which is overwritten with it."""
     for rows in torch.split(normed, most):
         if layer.router is not None:
-            rows.copy_(expert_feed_forward(rows, rows.float() @ layer.router.float().t(), layer, spec, EXPERT_ROWS))
+            logits = rows.float() @ layer.router.float().t()
+            assert spec.experts is not None
+            block = block_rows(len(rows) * spec.experts.chosen, spec.experts.count, rows.dtype)
+            rows.copy_(expert_feed_forward(rows, logits, layer, spec, block))
             continue
         torch.mm(silu_mul_triton(F.linear(rows, layer.gate_up), spec.activation), layer.down.t(), out=rows)
     return normed
@@ -89,6 +93,6 @@ def feed_forward_rows(decoder: Decoder) -> int:
     """Tokens that the feed-forward takes at once, a power of two."""
     spec = decoder.spec
     if spec.experts is not None:
-        return _MLP_ROWS  # each has a result an expert that it chose
+        return _EXPERT_TOKENS  # each has a result an expert that it chose
     fitting = _MLP_SHARE * spec.parameters / (3 * spec.intermediate)  # gate, up and their product; in elements
     return max(_MLP_ROWS, 1 << int(math.log2(max(fitting, 1))))

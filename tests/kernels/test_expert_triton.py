@@ -4,7 +4,7 @@ import pytest
 import torch
 import triton
 
-from skote.kernels.expert_gemm_triton import expert_gemm_kernel, expert_gemm_reference, grouped
+from skote.kernels.expert_gemm_triton import block_rows, expert_gemm_kernel, expert_gemm_reference, grouped
 from skote.kernels.expert_gemv_triton import (
     expert_down_gemv_kernel,
     expert_down_gemv_reference,
@@ -103,6 +103,12 @@ def test_groups_hold_each_pair_once_with_pairs_of_its_expert(tokens, experts, co
         assert all(int(flat[pair]) == expert for pair in pairs)
         seen += pairs
     assert sorted(seen) == list(range(tokens * count))
+
+
+def test_blocks_grow_with_the_pairs_of_an_expert():
+    sizes = [block_rows(pairs, 8, torch.bfloat16) for pairs in (1, 255, 256, 1023, 1024, 4096)]
+    assert sizes == [16, 16, 64, 64, 128, 128]
+    assert block_rows(4096, 8, torch.float32) == 16
 
 
 def gemm(x, weight, groups, *, out_dtype, activation=""):

@@ -175,7 +175,7 @@ def experts(hidden: int, intermediate: int, count: int, chosen: int, dtype: str)
     chunk, rows, warps = down_tile(intermediate, padded(chosen), hidden)
     down = {"COLUMNS": intermediate, "CHOSEN": chosen, "SLOTS": padded(chosen), "CHUNK": chunk, "ROWS": rows}
     outputs, block, stages = gemm_tile(shape.torch_dtype)
-    many = {"ROWS": 16, "TILE": outputs, "BLOCK": block, "STAGES": stages}
+    many = {"ROWS": 128 if dtype == "bf16" else 16, "TILE": outputs, "BLOCK": block, "STAGES": stages}
     return [
         Build(expert_gemv_triton, "expert_up_gemv", tile.warps, up | {"MMA": tile.mma}, dtype),
         Build(expert_gemv_triton, "expert_down_gemv", warps, down, dtype),
