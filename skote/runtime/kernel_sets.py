@@ -24,7 +24,7 @@ from skote.kernels.launch import Tile
 from skote.kernels.owed_triton import Owed
 from skote.kernels.qkv_gemv_triton import qkv_gemv
 from skote.kernels.residual_gemv_triton import residual_gemv
-from skote.kernels.tiles import StepTiles, batch_tiles, step_tiles
+from skote.kernels.tiles import StepTiles, batch_tiles, owing, step_tiles
 from skote.model.spec import DecoderSpec
 from skote.model.weights import DecoderWeights
 from skote.runtime.cuda_layers import CudaLayer
@@ -98,6 +98,7 @@ class SingleRow:
     ) -> None:
         self._spec, self._eps, self._pdl = spec, spec.norm_eps, pdl
         tiles = tiles or step_tiles(spec.hidden, spec.intermediate, spec.head_dim, weights.embed.dtype)
+        tiles = owing(tiles, weights.embed.dtype) if spec.post_norms else tiles
         self.attention = tiles.attention
         self._tiles = tiles
         dtype, device = weights.embed.dtype, weights.embed.device

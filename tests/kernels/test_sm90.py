@@ -47,7 +47,7 @@ from skote.kernels.flash_decode_triton import STREAM_ROWS, Attention, fold_shape
 from skote.kernels.flash_prefill_triton import prefill_tile  # noqa: E402
 from skote.kernels.launch import GemmTile, Tile, padded  # noqa: E402
 from skote.kernels.rms_norm_triton import launch_shape  # noqa: E402
-from skote.kernels.tiles import batch_tiles, step_tiles  # noqa: E402
+from skote.kernels.tiles import batch_tiles, owing, step_tiles  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(triton.knobs.runtime.interpret, reason="the interpreter compiles nothing"),
@@ -122,10 +122,11 @@ def gemms(shape: Shape, rows: int, *, bias: bool = False, rotate: bool = True) -
     ]
 
 
-def gemvs(shape: Shape, *, bias: bool = False, rotate: bool = True) -> list[Build]:
+def gemvs(shape: Shape, *, bias: bool = False, rotate: bool = True, owed: bool = False) -> list[Build]:
     """The matrix-vector kernels of the single-row set."""
     hidden, intermediate, head_dim, dtype = shape
     tiles = step_tiles(hidden, intermediate, head_dim, shape.torch_dtype)
+    tiles = owing(tiles, shape.torch_dtype) if owed else tiles
 
     def build(module: ModuleType, name: str, tile: Tile, **more: int) -> Build:
         return Build(module, name, tile.warps, more, dtype)
@@ -236,12 +237,12 @@ def gemma(shape: Shape) -> list[Build]:
     norms = {"qkv_gemv": {}, "gate_up_gemv": {"ACTIVATION": "gelu_tanh"}, "head_gemv": {"CAP": 30.0}}
     builds = [
         each._replace(constants=each.constants | norms[each.name], given=OWED)
-        for each in gemvs(shape)
+        for each in gemvs(shape, owed=True)
         if each.name in norms
     ]
     builds += [
         each._replace(constants=each.constants | {"ADD": False})
-        for each in gemvs(shape)
+        for each in gemvs(shape, owed=True)
         if each.name == "residual_gemv"
     ]
     flags = {"gate_up_gemm": {"ACTIVATION": "gelu_tanh"}, "head_gemm": {"CAP": 30.0}}
