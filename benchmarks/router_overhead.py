@@ -19,7 +19,7 @@ from queue import SimpleQueue
 from skote.engines.simulated import SimulatedEngine
 from skote.runtime.dispatch import ReplicaDispatcher
 from skote.runtime.replica import Replica
-from skote.types import Completion, Emit, EngineSpec, Request
+from skote.types import Completion, Emit, EngineSpec, Request, RowEnded
 
 STREAMS = 64
 TOKENS = 65
@@ -33,16 +33,18 @@ ROUNDS = 5
 class Instant:
     """A replica in this process whose launches are answered by a thread of its own; `idle` ones are not answered."""
 
-    index, device, death, rows = 0, "none", None, None
+    index, device, death, rows, kept_tokens = 0, "none", None, None, 0
 
     def __init__(self, *, idle: bool = False) -> None:
         self._launches: SimpleQueue[tuple[Sequence[Request], Future[list[Completion]]]] = SimpleQueue()
         self._idle = idle
         threading.Thread(target=self._answer, daemon=True).start()
 
-    def generate(self, requests: Sequence[Request], hear: Emit | None = None) -> Future[list[Completion]]:
+    def generate(
+        self, requests: Sequence[Request], hear: Emit | None = None, ended: RowEnded | None = None
+    ) -> Future[list[Completion]]:
         """As `Replica.generate`."""
-        del hear  # its launches are answered whole
+        del hear, ended  # its launches are answered whole
         future: Future[list[Completion]] = Future()
         if not self._idle:
             self._launches.put((requests, future))
@@ -53,6 +55,9 @@ class Instant:
 
     def watch_pace(self, heard: Callable[[int], None]) -> None:
         """As `Replica.watch_pace`; it has none."""
+
+    def watch_end(self, heard: Callable[[], None]) -> None:
+        """As `Replica.watch_end`; it never does."""
 
     def restart(self) -> None:
         """As `Replica.restart`; it never ends."""

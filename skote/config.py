@@ -124,7 +124,7 @@ class EndpointConfig:
         model: what it calls the model; null where it serves one alone.
         api: completions or chat.
         prompt: ids or text; a chat is sent text.
-        extensions: whether it takes return_token_ids, ignore_eos and top_k, as vLLM and skote-serve do.
+        extensions: whether it takes return_token_ids, ignore_eos, stop_token_ids and top_k, as vLLM and skote-serve do.
         extra_body: further fields of a request.
         key_file, key_variable: where its key is, which itself is recorded nowhere: a file, or an environment variable.
         headers: sent with every request; they are recorded.

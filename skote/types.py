@@ -131,8 +131,10 @@ Priority = Literal["interactive", "batch"]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt, as token ids. With `ignore_eos` exactly `max_new_tokens` tokens are generated.
+    """One prompt, as token ids. With `ignore_eos` the model's own end of a text ends nothing.
 
+    An answer ends with a token of `stop_ids`, and with the token that completes one of `stop_strings` in its text
+    (`skote.runtime.stops`), whatever `ignore_eos` says; without any of these it has exactly `max_new_tokens` tokens.
     A `priority` "batch" lets interactive requests go before, in a replica's queue. Only requests of one `cache_salt`
     share what an engine keeps of earlier prompts.
     """
@@ -144,6 +146,8 @@ class Request:
     ignore_eos: bool = False
     priority: Priority = "interactive"
     cache_salt: str = ""
+    stop_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.input_ids:
@@ -154,6 +158,17 @@ class Request:
             raise RequestError(f"priority must be one of {', '.join(get_args(Priority))}, got {self.priority!r}.")
         if not isinstance(self.cache_salt, str):
             raise RequestError(f"cache_salt must be text, got {self.cache_salt!r}.")
+        if not isinstance(self.stop_ids, tuple) or not all(is_whole(each) and each >= 0 for each in self.stop_ids):
+            raise RequestError(f"stop_ids must be a tuple of token ids, 0 or more, got {self.stop_ids!r}.")
+        if not isinstance(self.stop_strings, tuple) or not all(
+            isinstance(each, str) and each for each in self.stop_strings
+        ):
+            raise RequestError(f"stop_strings must be a tuple of texts that are not empty, got {self.stop_strings!r}.")
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether it has stop ids or stop strings."""
+        return bool(self.stop_ids or self.stop_strings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +196,7 @@ class Completion:
     replica: int = 0
     device: str = "cpu"
     cached_tokens: int | None = None  # None: the engine does not count them
+    untouched: bool = False  # an error: its replica ended before an engine had begun it, so that another may take it
 
 
 def device_parts(device: str) -> list[str]:
@@ -189,10 +205,15 @@ def device_parts(device: str) -> list[str]:
 
 
 UNKNOWN_ID = -1
-"""Stands for a token that was generated and whose id nobody told: a server's that streams text alone."""
+"""Stands for a token that was generated and whose id nobody told: a server's that streams text alone.
+
+Only an engine whose `describe` has scores false may emit it; its `answer(request)` then is the text of its answer."""
 
 Emit = Callable[[int, Sequence[int]], None]
 """`emit(row, token_ids)`: new tokens of one row of a batch, called when the host holds them."""
+
+RowEnded = Callable[[int, Completion], None]
+"""`ended(row, completion)`: what became of one row of a launch, before all of its rows have ended."""
 
 FinishReason = Literal["stop", "length"]
 
@@ -252,6 +273,9 @@ class Desk(Protocol):
         An engine that keeps nothing of earlier prompts does not call it.
         """
 
+    def keeps(self, tokens: int) -> None:
+        """So many tokens of prompts are in store now for requests that begin with them; said by who keeps any."""
+
     def emit(self, key: int, token_ids: Sequence[int]) -> None:
         """New tokens of a request, called when the host holds them."""
 
@@ -272,6 +296,15 @@ class BatchingEngine(Engine, Protocol):
 
     def serve(self, desk: Desk) -> None:
         """Run what `desk` has and what comes meanwhile; returns when nothing is left."""
+
+
+@runtime_checkable
+class StoppingEngine(Engine, Protocol):
+    """An engine that ends answers at their requests' stops by itself; those of all others a worker ends."""
+
+    @property
+    def ends_at_stops(self) -> bool:
+        """True."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,12 +35,14 @@ OPTIONS = {
     ],
     "dtype": ["bf16", "fp16", "fp32", "tf32"],
     "engine": [
-        *("baseline", "endpoint", "simulated", "skotergy", "skotergy_published"),
-        *("transformers_split", "transformers_static"),
+        *("baseline", "endpoint", "replay", "simulated", "skotergy", "skotergy_published"),
+        *("skotergy_served", "transformers_continuous", "transformers_serve", "transformers_split"),
+        *("transformers_static", "vllm"),
     ],
     "compare": [
-        *("baseline", "default", "endpoint", "none", "simulated", "skotergy", "skotergy_published"),
-        *("transformers_split", "transformers_static"),
+        *("baseline", "default", "endpoint", "none", "replay", "simulated", "skotergy", "skotergy_published"),
+        *("skotergy_served", "transformers_continuous", "transformers_serve", "transformers_split"),
+        *("transformers_static", "vllm"),
     ],
     "workload": [
         "burst16x64",

@@ -58,7 +58,7 @@ def _launches(device: str, *, strided: bool) -> dict[str, Callable[[], object]]:
     ids = torch.zeros(32, dtype=torch.int32, device=device)
     return {
         "rms_norm": partial(rms_norm_triton, matrix, norm, 1e-5),
-        "add_rms_norm": partial(add_rms_norm, matrix, None, norm, rows(4, 64), eps=1e-5),
+        "add_rms_norm": partial(add_rms_norm, matrix, None, norm, rows(4, 64), eps=1e-5, pdl=False),
         "gate_up_gemv": partial(gate_up_gemv, first, norm, rows(64, 64), rows(32), eps=1e-5, tile=tile, pdl=False),
         "residual_gemv": partial(residual_gemv, first, norm, rows(64, 64), tile=tile, pdl=False),
         "head_gemv": partial(

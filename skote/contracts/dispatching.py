@@ -11,7 +11,7 @@ from pathlib import Path
 from skote.contracts.check import Figures, Subject
 from skote.runtime.dispatch import ReplicaDispatcher
 from skote.runtime.replica import Replica
-from skote.types import Completion, Emit, EngineSpec, Request
+from skote.types import Completion, Emit, EngineSpec, Request, RowEnded
 
 REPLICAS = 2
 REQUESTS = 120
@@ -40,12 +40,19 @@ class Counting:
         """As `Replica.rows`."""
         return self._replica.rows
 
-    def generate(self, requests: Sequence[Request], hear: Emit | None = None) -> Future[list[Completion]]:
+    @property
+    def kept_tokens(self) -> int:
+        """As `Replica.kept_tokens`."""
+        return self._replica.kept_tokens
+
+    def generate(
+        self, requests: Sequence[Request], hear: Emit | None = None, ended: RowEnded | None = None
+    ) -> Future[list[Completion]]:
         """As `Replica.generate`."""
         with self._lock:
             self._running += 1
             self.peak = max(self.peak, self._running)
-        future = self._replica.generate(requests, hear)
+        future = self._replica.generate(requests, hear, ended)
         future.add_done_callback(self._ended)
         return future
 
@@ -56,6 +63,10 @@ class Counting:
     def watch_pace(self, heard: Callable[[int], None]) -> None:
         """As `Replica.watch_pace`."""
         self._replica.watch_pace(heard)
+
+    def watch_end(self, heard: Callable[[], None]) -> None:
+        """As `Replica.watch_end`."""
+        self._replica.watch_end(heard)
 
     def restart(self) -> None:
         """As `Replica.restart`."""

@@ -13,7 +13,7 @@ from skote.contracts.check import REPEATS, Figures, Subject
 from skote.contracts.dispatching import Counting
 from skote.runtime.dispatch import ReplicaDispatcher
 from skote.runtime.replica import Replica
-from skote.types import Completion, Emit, EngineSpec, Request
+from skote.types import Completion, Emit, EngineSpec, Request, RowEnded
 
 POLICIES = ("round_robin", "least_work", "length_aware")
 REPLICAS = 2
@@ -32,10 +32,12 @@ class Launches(Counting):
         super().__init__(replica)
         self._lengths: list[Lengths] = []
 
-    def generate(self, requests: Sequence[Request], hear: Emit | None = None) -> Future[list[Completion]]:
+    def generate(
+        self, requests: Sequence[Request], hear: Emit | None = None, ended: RowEnded | None = None
+    ) -> Future[list[Completion]]:
         """As `Replica.generate`."""
         self._lengths.append([len(request.input_ids) for request in requests])
-        return super().generate(requests, hear)
+        return super().generate(requests, hear, ended)
 
     def take(self) -> list[Lengths]:
         """The lengths of each launch since the last call."""

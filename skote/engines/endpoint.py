@@ -5,32 +5,30 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import ssl
-import weakref
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from skote.engines.endpoint_body import BodyWriter
 from skote.engines.endpoint_caveats import Caveats
-from skote.engines.endpoint_client import Client, read_trust
+from skote.engines.endpoint_client import Client, NoAnswerError, read_trust
 from skote.engines.endpoint_events import TokenCount
 from skote.engines.endpoint_key import read_key
-from skote.engines.endpoint_server import ServerProcess
-from skote.types import Desk, Emit, EngineError, FinishReason, Request, SkoteError, UsageError
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from skote.engines.endpoint_server import ServerProcess, command_names, with_port
+from skote.engines.streaming import Answered, EmitRow, StreamingEngine
+from skote.types import EngineError, Request, UsageError
 
 _ASK_AGAIN_S = 0.1
 _MOST_STREAMS = 1024
+_SHOWN_MODELS = 12
 
 
-class EndpointEngine:
-    """A server behind the `Engine` protocol. Of the common arguments only `local_dir` is read, to send prompts as text.
+class EndpointEngine(StreamingEngine):
+    """A server behind the `Engine` protocol.
+
+    Of the common arguments it reads `local_dir`, to send prompts as text; a command may name it, `device` and `dtype`.
 
     Args:
-        url: the base of the API, such as http://127.0.0.1:8000/v1.
+        url: the base of the API, such as http://127.0.0.1:8000/v1; port 0 is a free one, for a command to take.
         model: what the server calls it; None where it serves one alone.
         api, prompt, extensions, extra_body: as `BodyWriter`.
         key_file, key_variable: where the key is: a file, or an environment variable.
@@ -38,7 +36,8 @@ class EndpointEngine:
         ca_file: certificates to trust, in place of the system's.
         connect_s: seconds that a connection may take to be made.
         silence_s: seconds without a byte after which a request has failed.
-        command: a server to start, and to end with the replica; a line, or a list of words.
+        command: a server to start, and to end with the replica; a line, or a list of words, in which {model}, {port},
+            {python}, {device} and {dtype} stand for the run's.
         ready_s: seconds that such a server may take to answer.
 
     Raises:
@@ -72,30 +71,32 @@ class EndpointEngine:
         command: str | Sequence[str] | None = None,
         ready_s: float = 600.0,
     ) -> None:
-        del device, dtype, threads, random_seed, layers, pad_id, max_model_len  # the server has its own
+        del threads, pad_id, max_model_len  # the server has its own
         if importlib.util.find_spec("aiohttp") is None:
             raise UsageError("engine=endpoint needs the package aiohttp: pip install 'skotergy[endpoint]'.")
         if not url.startswith(("http://", "https://")):
             raise UsageError(f"endpoint.url={url} must begin with http:// or https://, and end with the API's /v1.")
         if min(connect_s, silence_s, ready_s) <= 0:
             raise UsageError(f"An endpoint's times must be above 0 s, got {connect_s=}, {silence_s=}, {ready_s=}.")
-        self._url = url.rstrip("/")
+        self._url = with_port(url.rstrip("/"), has_command=command is not None)
         self._writer = BodyWriter(
             api=api, prompt=prompt, extensions=extensions, local_dir=local_dir, extra=dict(extra_body or {})
         )
         key = read_key(key_file, key_variable)
         sent = dict(headers or {}) | ({"Authorization": f"Bearer {key}"} if key else {})
+        self._texts: dict[tuple[int, ...], str] = {}
         self._caveats = Caveats(extensions=extensions)
         trust = read_trust(ca_file)
-        self._runner = asyncio.Runner()
+        super().__init__()
         self._client: Client = self._runner.run(
             _connect(self._url, sent, trust=trust, connect_s=connect_s, silence_s=silence_s)
         )
         self._server: ServerProcess | None = None
-        self.close = weakref.finalize(self, _close, self._runner, self._client)
+        self._closing.callback(_close, self._runner, self._client)
         try:
             if command is not None:
-                self._server = self._start(command)
+                whole = local_dir if random_seed is None and layers is None else None
+                self._server = self._start(command, command_names(self._url, whole, device, dtype))
             self._model = self._runner.run(self._served_model(model, ready_s))
         except BaseException:
             self.close()
@@ -108,26 +109,20 @@ class EndpointEngine:
         """How many requests it can have under way; how many it gets is the router's choice."""
         return _MOST_STREAMS
 
-    def serve(self, desk: Desk) -> None:
-        """As `BatchingEngine.serve`: each request over a connection of its own, from when it comes."""
-        self._runner.run(self._serve(desk))
+    @property
+    def ends_at_stops(self) -> bool:
+        """As `StoppingEngine.ends_at_stops`: the server does."""
+        return True
 
-    def generate(self, requests: Sequence[Request], emit: Emit) -> list[FinishReason]:
-        """As `Engine.generate`: all of `requests` at once, each over a connection of its own.
-
-        Raises:
-            EngineError: the server refused one, broke off, or fell silent.
-        """
-        return self._runner.run(self._generate(requests, emit))
-
-    def score(self, request: Request, forced_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Not to be had.
+    def answer(self, request: Request) -> str:
+        """The text of the last answer to the prompt of `request`, whose tokens' ids the server did not tell.
 
         Raises:
-            EngineError: always: a server hands over no logits.
+            EngineError: there was none.
         """
-        del request, forced_ids
-        raise EngineError("A server hands over tokens and no logits: nothing can be scored there.")
+        if request.input_ids not in self._texts:
+            raise EngineError(f"The server has given no answer without ids to request {request.request_id}.")
+        return self._texts[request.input_ids]
 
     def describe(self) -> dict[str, Any]:
         """As `Engine.describe`; the caveats are of all that was asked so far."""
@@ -141,93 +136,57 @@ class EndpointEngine:
             "scores": False,
         }
 
-    def _start(self, command: str | Sequence[str]) -> ServerProcess:
+    def _start(self, command: str | Sequence[str], names: Mapping[str, str]) -> ServerProcess:
+        if "model" not in names and "{model}" in str(command):
+            raise UsageError(
+                "The server's command names {model}, a checkpoint, and this run's model has random weights or is cut "
+                "(model.layers): choose model=smollm2_135m, or model=local model.path=DIR."
+            )
         if self._runner.run(self._client.is_answered()):
             raise UsageError(
                 f"Something answers at endpoint.url={self._url} before endpoint.command was started: end it, or choose "
                 "another port for both."
             )
-        return ServerProcess(command)
+        return ServerProcess(command, names)
 
     async def _served_model(self, model: str | None, ready_s: float) -> str:
         """The name of the model, once the server lists its models; it is waited for where this replica started it."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + ready_s
-        while (answer := await self._client.models()) is None:
-            if self._server is None:
-                raise EngineError(f"Nothing answers at {self._url}: start a server there, or give endpoint.command.")
-            self._server.check()
-            if loop.time() > deadline:
-                raise EngineError(f"The server does not answer at {self._url} after {ready_s:g} s (endpoint.ready_s).")
+        while True:
+            try:
+                listed = await self._client.models()
+                break
+            except NoAnswerError as error:
+                if self._server is None:
+                    raise
+                self._server.check()
+                if loop.time() > deadline:
+                    raise EngineError(
+                        f"The server does not answer at {self._url} after {ready_s:g} s (endpoint.ready_s)."
+                    ) from error
             await asyncio.sleep(_ASK_AGAIN_S)
+        shown = f"{', '.join(listed[:_SHOWN_MODELS])}{' and others' * (len(listed) > _SHOWN_MODELS)}" or "none"
         if model is not None:
+            if listed and model not in listed:
+                raise UsageError(f"The server at {self._url} has no model {model} (endpoint.model): it lists {shown}.")
             return model
-        if len(answer) != 1:
-            listed = ", ".join(answer[:5]) or "none"
-            raise UsageError(f"The server at {self._url} lists {len(answer)} models ({listed}): give endpoint.model.")
-        return answer[0]
+        if len(listed) != 1:
+            raise UsageError(f"The server at {self._url} lists {len(listed)} models ({shown}): give endpoint.model.")
+        return listed[0]
 
-    async def _serve(self, desk: Desk) -> None:
-        loop, came = asyncio.get_running_loop(), asyncio.Event()
-        tasks: dict[int, asyncio.Task[None]] = {}
+    async def answer_one(self, request: Request, emit: EmitRow) -> Answered:
+        """As `StreamingEngine.answer_one`, over a connection of its own.
 
-        def wake() -> None:
-            loop.call_soon_threadsafe(came.set)
-
-        desk.on_arrival(wake)
-        try:
-            while True:
-                came.clear()  # before the desk is looked at: what comes from here on sets it again
-                for key, request in desk.arrivals():
-                    tasks[key] = asyncio.ensure_future(self._serve_one(desk, key, request))
-                    tasks[key].add_done_callback(lambda _: came.set())
-                for key in [key for key, task in tasks.items() if task.done()]:
-                    tasks.pop(key).result()
-                for key, task in tasks.items():
-                    if desk.is_cancelled(key):
-                        task.cancel()
-                if not tasks:
-                    return
-                await came.wait()
-        finally:
-            desk.on_arrival(None)
-            for task in tasks.values():
-                task.cancel()
-
-    async def _serve_one(self, desk: Desk, key: int, request: Request) -> None:
-        await asyncio.sleep(0)  # as in `_generate`
-        desk.admit(key)
+        Raises:
+            EngineError: the server refused it, broke off, or fell silent.
+        """
         count = TokenCount()
-        try:
-            reason = await self._answer(request, partial(desk.emit, key), count)
-        except SkoteError as error:
-            desk.fail(key, error)
-        except asyncio.CancelledError:
-            if not desk.is_cancelled(key):
-                raise
-            desk.end(key, None)
-        else:
-            if count.cached_tokens is not None:
-                desk.cached(key, count.cached_tokens)
-            desk.end(key, reason)
-
-    async def _generate(self, requests: Sequence[Request], emit: Emit) -> list[FinishReason]:
-        await asyncio.sleep(0)  # what servers closed while nothing ran here is seen before a connection is chosen
-        tasks = [
-            asyncio.ensure_future(self._answer(request, partial(emit, row), TokenCount()))
-            for row, request in enumerate(requests)
-        ]
-        try:
-            return list(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
-
-    async def _answer(self, request: Request, emit: Callable[[Sequence[int]], None], count: TokenCount) -> FinishReason:
-        body = self._writer.body(request, self._model)
-        reason = await self._client.stream(self._writer.path, body, count, emit)
+        reason = await self._client.stream(self._writer.path, self._writer.body(request, self._model), count, emit)
         self._caveats.note(request, count)
-        return reason
+        if not count.ids_known:
+            self._texts[request.input_ids] = "".join(count.pieces)
+        return Answered(reason, count.cached_tokens)
 
 
 async def _connect(
@@ -238,4 +197,3 @@ async def _connect(
 
 def _close(runner: asyncio.Runner, client: Client) -> None:
     runner.run(client.close())
-    runner.close()

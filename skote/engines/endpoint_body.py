@@ -17,8 +17,8 @@ class BodyWriter:
     Args:
         api: completions or chat.
         prompt: what completions are sent: the prompt's token ids, or their text. A chat is sent text.
-        extensions: whether the server takes `return_token_ids`, `ignore_eos` and `top_k`, as vLLM does; OpenAI's own
-            API has none of them.
+        extensions: whether the server takes `return_token_ids`, `ignore_eos`, `stop_token_ids` and `top_k`, as vLLM
+            does; OpenAI's own API has none of them.
         local_dir: the model's directory, whose tokenizer turns ids into text.
         extra: further fields, which win over those that are written here.
 
@@ -35,11 +35,10 @@ class BodyWriter:
         if prompt not in PROMPTS:
             raise UsageError(f"endpoint.prompt={prompt} is not known; choose one of {', '.join(PROMPTS)}.")
         self.path = APIS[api]
-        self.sends_text = api == "chat" or prompt == "text"
         self._chat = api == "chat"
         self._extensions = extensions
         self._extra = extra
-        self._decode = _decoder(local_dir) if self.sends_text else None
+        self._text = _text_of(local_dir, chat=self._chat) if self._chat or prompt == "text" else None
 
     def body(self, request: Request, model: str) -> dict[str, Any]:
         """The body of `request` to the served `model`, as JSON values.
@@ -52,10 +51,16 @@ class BodyWriter:
             fields = {"top_p": sampling.top_p, "seed": sampling.seed}
             if sampling.top_k and not self._extensions:
                 raise RequestError("OpenAI's API has no top_k: set endpoint.extensions=true, or top_k to 0.")
+        if request.stop_strings:
+            fields["stop"] = list(request.stop_strings)
+        if request.stop_ids and not self._extensions:
+            raise RequestError("OpenAI's API has no stop_token_ids: set endpoint.extensions=true, or leave them out.")
         if self._extensions:
             fields["return_token_ids"] = True
             if request.ignore_eos:
                 fields["ignore_eos"] = True
+            if request.stop_ids:
+                fields["stop_token_ids"] = list(request.stop_ids)
             if not sampling.greedy and sampling.top_k:
                 fields["top_k"] = sampling.top_k
         return {
@@ -70,17 +75,18 @@ class BodyWriter:
         }
 
     def _asked(self, input_ids: Sequence[int]) -> dict[str, Any]:
-        if self._decode is None:
+        if self._text is None:
             return {"prompt": list(input_ids)}
-        text = self._decode(input_ids)
+        text = self._text(input_ids)
         return {"messages": [{"role": "user", "content": text}]} if self._chat else {"prompt": text}
 
 
-def _decoder(local_dir: str | None) -> Callable[[Sequence[int]], str]:
+def _text_of(local_dir: str | None, *, chat: bool) -> Callable[[Sequence[int]], str]:
     from skote.runtime.text import load_tokenizer
 
     if local_dir is None:
         raise UsageError(
             "A prompt's text needs the model's tokenizer: set endpoint.prompt=ids and endpoint.api=completions."
         )
-    return load_tokenizer(local_dir).decode
+    codec = load_tokenizer(local_dir)
+    return codec.decode if chat else codec.prompt_text  # around a chat's text the server puts its own template

@@ -17,7 +17,7 @@ class Caveats:
         self._by_chunk = 0
         self._larger_chunks = 0
         self._contradicted = 0
-        self._may_end_early = 0
+        self._ended_early = 0
 
     def note(self, request: Request, count: TokenCount) -> None:
         """Take note of an answer that has ended."""
@@ -28,7 +28,8 @@ class Caveats:
         self._by_chunk += count.by_chunk > 0 and count.reported is None
         self._larger_chunks += 0 < count.by_chunk < (count.reported or 0)
         self._contradicted += count.reported is not None and count.reported != count.total
-        self._may_end_early += request.ignore_eos and not self._extensions
+        ends_early = count.total < request.max_new_tokens
+        self._ended_early += ends_early and request.ignore_eos and not self._extensions
 
     def sentences(self) -> list[str]:
         """One for each thing that is open."""
@@ -53,6 +54,9 @@ class Caveats:
             )
         if self._contradicted:
             said.append(f"The server reports other numbers of tokens than it sent, in {self._contradicted} {of}.")
-        if self._may_end_early:
-            said.append(f"ignore_eos was not sent, in {self._may_end_early} {of}: set endpoint.extensions=true.")
+        if self._ended_early:
+            said.append(
+                f"ignore_eos was not sent, and answers ended early, in {self._ended_early} {of}: set "
+                "endpoint.extensions=true where the server knows it."
+            )
         return said

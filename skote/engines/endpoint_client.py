@@ -5,9 +5,12 @@ Nothing is ever sent twice: what fails is a failed request. A connection is kept
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import ssl
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +22,12 @@ if TYPE_CHECKING:
 
 _READ_BUFFER = 2**20
 _KEEP_ALIVE_S = 2.0  # shorter than servers keep an idle connection: uvicorn 5 s, others more
+_CLOSE_S = 0.05  # for a response to end after its [DONE]: servers take a fraction of a millisecond
 _PLAIN = {"Accept-Encoding": "identity"}  # a compressor gathers chunks before it gives any away
+
+
+class NoAnswerError(EngineError):
+    """No server answers, or it is not ready: asked later it may."""
 
 
 class Client:
@@ -45,6 +53,7 @@ class Client:
 
         self._url = url
         self._silence_s = silence_s
+        self._at_once = aiohttp.ClientTimeout(total=None, sock_connect=connect_s, sock_read=connect_s)
         connector = aiohttp.TCPConnector(ssl=trust, limit=0, keepalive_timeout=_KEEP_ALIVE_S)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_s, sock_read=silence_s)
         self._session = aiohttp.ClientSession(
@@ -56,38 +65,69 @@ class Client:
         await self._session.close()
 
     async def is_answered(self) -> bool:
-        """Whether anybody answers there, whatever it says."""
+        """Whether anybody listens there, whatever it says."""
         import aiohttp
 
         try:
-            async with self._session.get(f"{self._url}/models", allow_redirects=False):
+            async with self._list():
                 return True
-        except aiohttp.ClientConnectionError:
+        except aiohttp.ClientSSLError:
+            return True
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
             return False
+        except (aiohttp.ClientError, TimeoutError):
+            return True
 
-    async def models(self) -> list[str] | None:
-        """The names of the served models, none where it lists none; None where nobody answers, or it is not ready.
+    async def models(self) -> list[str]:
+        """The names of the served models, none where it lists none.
 
         Raises:
+            NoAnswerError: nobody answers, or it is not ready.
+            UsageError: its certificate is not trusted, or what listens there speaks another protocol.
             EngineError: it refuses, or answers with something else.
         """
         import aiohttp
 
+        url = self._url
         try:
-            async with self._session.get(f"{self._url}/models", allow_redirects=False) as response:
+            async with self._list() as response:
                 body = await response.read()
-        except (aiohttp.ClientError, TimeoutError):
-            return None
+        except aiohttp.ClientConnectorCertificateError as error:
+            found = error.certificate_error
+            why = found.verify_message if isinstance(found, ssl.SSLCertVerificationError) else found
+            raise UsageError(
+                f"The certificate of endpoint.url={url} is not trusted ({why}): name a file with those to trust in "
+                "endpoint.ca_file."
+            ) from error
+        except aiohttp.ClientSSLError as error:
+            raise UsageError(
+                f"What listens at endpoint.url={url} speaks no TLS that this client knows ({error.strerror}): try http://."
+            ) from error
+        except aiohttp.ClientResponseError as error:
+            raise UsageError(
+                f"What listens at endpoint.url={url} speaks no HTTP: give the port of an OpenAI API, and https:// "
+                "where it has TLS."
+            ) from error
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise NoAnswerError(f"Nothing answers at {url}: start a server there, or give endpoint.command.") from error
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise NoAnswerError(
+                f"What listens at {url} takes connections and does not answer: give the port of an OpenAI API, and "
+                "https:// where it has TLS."
+            ) from error
         if response.status in (502, 503):
-            return None
+            raise NoAnswerError(f"{url}/models answers with HTTP {response.status}, not ready: {error_text(body)}.")
         if response.status == 404:
             return []
         if response.status != 200:
-            raise EngineError(f"{self._url}/models answers with HTTP {response.status}: {error_text(body)}.")
+            raise EngineError(f"{url}/models answers with HTTP {response.status}: {error_text(body)}.")
         try:
             return [str(each["id"]) for each in json.loads(body)["data"]]
         except (ValueError, TypeError, LookupError):
-            raise EngineError(f"{self._url}/models is no list of models: is this the base of an OpenAI API?") from None
+            raise EngineError(f"{url}/models is no list of models: is this the base of an OpenAI API?") from None
+
+    def _list(self) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        return self._session.get(f"{self._url}/models", allow_redirects=False, timeout=self._at_once)
 
     async def stream(
         self, path: str, body: dict[str, Any], count: TokenCount, emit: Callable[[Sequence[int]], None]
@@ -119,18 +159,31 @@ class Client:
         return reason
 
 
+async def _rest(stream: aiohttp.StreamReader) -> None:
+    """Wait for the end of a response that has said [DONE], so that its connection can be kept; not for long."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_CLOSE_S):
+            while await stream.readany():
+                pass
+
+
 async def _read(stream: aiohttp.StreamReader, count: TokenCount, emit: Callable[[Sequence[int]], None]) -> FinishReason:
     lines = EventLines()
     reason: FinishReason | None = None
     while received := await stream.readany():
         for data in lines.feed(received):
             if data == b"[DONE]":
-                break
+                await _rest(stream)
+                return _said(reason, count)
             event = read_event(data)
             ids = count.new_tokens(event)
             if ids:
                 emit(ids)
             reason = event.finish_reason or reason
+    return _said(reason, count)
+
+
+def _said(reason: FinishReason | None, count: TokenCount) -> FinishReason:
     if reason is None:
         raise EngineError(f"The stream ended after {count.total} tokens, and did not say why.")
     return reason

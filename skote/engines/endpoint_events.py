@@ -40,7 +40,7 @@ class EventLines:
 class Event:
     """One chunk of an answer. Ids, and counts of tokens so far, are None where it does not have them."""
 
-    has_text: bool
+    text: str
     token_ids: tuple[int, ...] | None
     output_tokens: int | None
     prompt_tokens: int | None
@@ -64,7 +64,7 @@ def read_event(data: bytes) -> Event:
         usage = chunk.get("usage") or {}
         ids = choice.get("token_ids")
         return Event(
-            has_text=any(spoken.get(key) for key in ("text", "content", "reasoning_content", "reasoning")),
+            text="".join(str(spoken.get(key) or "") for key in ("reasoning_content", "reasoning", "content", "text")),
             token_ids=None if ids is None else tuple(int(token) for token in ids),
             output_tokens=_count(usage.get("completion_tokens")),
             prompt_tokens=_count(usage.get("prompt_tokens")),
@@ -81,6 +81,7 @@ class TokenCount:
     Attributes:
         total: tokens so far.
         by_chunk: of those, the ones that were counted since a chunk had text.
+        pieces: the texts of the chunks so far.
         ids_known: whether every token came with its id.
         prompt_tokens: what the server says of the prompt; None where it does not.
         cached_tokens: of the prompt, what the server says that it had from earlier ones; None where it does not.
@@ -90,6 +91,7 @@ class TokenCount:
     def __init__(self) -> None:
         self.total = 0
         self.by_chunk = 0
+        self.pieces: list[str] = []
         self.ids_known = True
         self.prompt_tokens: int | None = None
         self.cached_tokens: int | None = None
@@ -100,6 +102,7 @@ class TokenCount:
 
         Tokens that the server reports at the end, and that no chunk of their own announced, are added there.
         """
+        self.pieces.append(event.text)
         if event.prompt_tokens is not None:
             self.prompt_tokens = event.prompt_tokens
         if event.cached_tokens is not None:
@@ -111,7 +114,7 @@ class TokenCount:
         elif event.output_tokens is not None:
             ids = [UNKNOWN_ID] * max(0, event.output_tokens - self.total)
         else:
-            ids = [UNKNOWN_ID] * event.has_text
+            ids = [UNKNOWN_ID] * bool(event.text)
             self.by_chunk += len(ids)
         self.ids_known = self.ids_known and UNKNOWN_ID not in ids
         self.total += len(ids)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import array
 import hashlib
 import os
+import random
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from skote.engines.delays import Delay, wait_until
 from skote.types import Emit, EngineError, FinishReason, Request, UsageError
 
 if TYPE_CHECKING:
@@ -19,20 +21,21 @@ if TYPE_CHECKING:
 DIE_CODE = 70
 """The exit code of a process that `die_on` ends."""
 
-_SPIN_NS = 1_000_000  # a sleep may come back this late
-
 
 class SimulatedEngine:
     """Emits token ids that are a hash of the prompt, one a step, `token_ms` apart after `prefill_ms`.
 
-    A delay begins when the last emit returned, so that what an emit costs shows in the gaps. There is no
+    A delay begins when the last emit returned, so that what an emit costs shows in the gaps. With a `distribution` of
+    `skote.engines.delays` delays are drawn: `prefill_ms` and `token_ms` are the means, `prefill_sd_ms` and
+    `token_sd_ms` the standard deviations. They come from `delay_seed` and the prompt of a launch's first row: a prompt
+    has the same delays whenever it comes, and arms of different seeds have independent ones. There is no
     end-of-sequence token: every row ends by its length. `fail_on` and `die_on` hold request ids: a launch that
     contains one raises `EngineError`, or ends the process, once each row has `fail_after` tokens, and before the
     launch's last token in any case. Of the keywords that all engines take only `device` and `dtype` are reported; no
     model is read, and nothing is computed.
 
     Raises:
-        UsageError: a negative delay or `fail_after`, or a vocabulary without tokens.
+        UsageError: a negative delay or `fail_after`, a vocabulary without tokens, or as `Delay`.
     """
 
     def __init__(
@@ -52,6 +55,10 @@ class SimulatedEngine:
         fail_on: Collection[str] = (),
         die_on: Collection[str] = (),
         fail_after: int = 1,
+        distribution: str = "fixed",
+        prefill_sd_ms: float | None = None,
+        token_sd_ms: float | None = None,
+        delay_seed: int = 0,
     ) -> None:
         del local_dir, threads, random_seed, layers, pad_id, max_model_len
         if min(prefill_ms, token_ms, fail_after) < 0 or vocab_size < 1:
@@ -61,8 +68,9 @@ class SimulatedEngine:
             )
         self._device = device
         self._dtype = dtype
-        self._prefill_ms = prefill_ms
-        self._token_ms = token_ms
+        self._prefill = Delay(distribution, prefill_ms, prefill_sd_ms)
+        self._token = Delay(distribution, token_ms, token_sd_ms)
+        self._delay_seed = delay_seed
         self._vocab_size = vocab_size
         self._fail_on = frozenset(fail_on)
         self._die_on = frozenset(die_on)
@@ -75,13 +83,14 @@ class SimulatedEngine:
             EngineError: a request's id is in `fail_on`.
         """
         outputs = [self.output_ids(request.input_ids, request.max_new_tokens) for request in requests]
-        _wait(self._prefill_ms)
+        rng = random.Random(f"{self._delay_seed}/{requests[0].input_ids}")  # noqa: S311 - delays that repeat
+        _wait(self._prefill.draw(rng))
         steps = max(map(len, outputs))
         for step in range(steps):
             if step == min(self._fail_after, steps - 1):
                 self._break(requests)
             if step > 0:
-                _wait(self._token_ms)
+                _wait(self._token.draw(rng))
             for row, ids in enumerate(outputs):
                 if step < len(ids):
                     emit(row, ids[step : step + 1])
@@ -106,8 +115,9 @@ class SimulatedEngine:
             "paths": {},
             "device": self._device,
             "dtype": self._dtype,
-            "prefill_ms": self._prefill_ms,
-            "token_ms": self._token_ms,
+            "prefill_ms": self._prefill.mean_ms,
+            "token_ms": self._token.mean_ms,
+            "distribution": self._token.distribution,
         }
 
     def output_ids(self, input_ids: Sequence[int], n_tokens: int) -> list[int]:
@@ -125,10 +135,4 @@ class SimulatedEngine:
 
 
 def _wait(delay_ms: float) -> None:
-    """Return `delay_ms` from now: sleep for the most of it, spin for the rest, since a sleep overshoots."""
-    deadline_ns = time.monotonic_ns() + round(delay_ms * 1e6)
-    nap_ns = deadline_ns - time.monotonic_ns() - _SPIN_NS
-    if nap_ns > 0:
-        time.sleep(nap_ns / 1e9)
-    while time.monotonic_ns() < deadline_ns:
-        pass
+    wait_until(time.monotonic_ns() + round(delay_ms * 1e6))

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from skote.config import EngineConfig, RouterConfig
+from skote.eval.cache_probe import CacheProbe, run_probe
 from skote.eval.measure import Arm as ArmName
 from skote.flags import flags_for
-from skote.runtime.backend import AnyReplica, Backend
+from skote.runtime.backend import AnyReplica, Backend, ProcessBackend
 from skote.runtime.dispatch import ReplicaDispatcher
 from skote.types import Completion, EngineSpec, Request
 
@@ -60,6 +61,15 @@ class Arm:
         salt = secrets.token_hex(8)
         return [replace(request, cache_salt=salt) for request in requests]
 
+    def probe_cache(self, probe: CacheProbe | None) -> dict[str, Any] | None:
+        """What `run_probe` finds of its first replica.
+
+        None without a probe, where the replica has ended, and on Ray, where tokens are told with the end of an answer.
+        """
+        if probe is None or not self.replicas[0].alive or not isinstance(self.backend, ProcessBackend):
+            return None
+        return run_probe(self.replicas[0], self.salted, probe)
+
     @property
     def pids_here(self) -> list[int]:
         """The engines' processes on this machine."""
@@ -72,7 +82,7 @@ class Arm:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """What befell its replicas so far, as `skote.runtime.dispatch.ReplicaEvent`s, JSON values."""
+        """What befell its replicas so far, as `skote.runtime.revivals.ReplicaEvent`s, JSON values."""
         return [asdict(event) for event in self.dispatcher.events]
 
     def describe(self) -> dict[str, Any]:

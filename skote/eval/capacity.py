@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from skote.config import RunConfig
@@ -18,10 +17,11 @@ from skote.eval.plan import other_router, plan_run
 from skote.eval.progress import RunProgress
 from skote.eval.search import check_search, next_load
 from skote.eval.session import Session
-from skote.eval.sweep import cell_key
+from skote.eval.sweep import Cell, Sweep, cell_key, finished_code
 from skote.types import ExitCode
 
 PARITY_REQUESTS = 8
+_SEARCHED = ("workload.arrivals.rate", "workload.arrivals.speed_up")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +30,19 @@ class CapacitySearch:
 
     Attributes:
         settings: of the whole; each probe has them, but for its arm, its load, and the seed of a further try.
-        directory: where the pages go, and a folder for each probe.
+        record: what has been probed; in its directory the pages go, and a folder for each probe.
         progress: opens what a person sees of one run.
         compare: whether there is a second arm.
+        resumed: whether probes that came to their end before are taken as they are.
     """
 
     settings: RunConfig
-    directory: Path
+    record: Sweep
     progress: Callable[[], AbstractContextManager[RunProgress]]
     command: str
     overrides: list[str]
     compare: bool
+    resumed: bool
 
     def run(self) -> ExitCode:
         """Search for both arms, one after the other; 2 where a probe or the parity of the outputs is invalid.
@@ -50,6 +52,16 @@ class CapacitySearch:
         """
         settings = self.settings
         check_search(settings.search, settings.workload.load, limited=bool(settings.slo.limits))
+        self.record.write()
+        try:
+            return self._find()
+        except KeyboardInterrupt:
+            with self.progress() as progress:
+                progress.say(f"Go on with resume={self.record.directory}")
+            raise
+
+    def _find(self) -> ExitCode:
+        settings = self.settings
         codes = [self._compare_outputs()] if self.compare and settings.search.parity else []
         if ExitCode.INVALID in codes:
             return ExitCode.INVALID
@@ -60,7 +72,7 @@ class CapacitySearch:
             self._search(name, own, found[name]["probes"])
         what = "speed_up" if settings.workload.load == "trace" else "rate"
         content = capacity_content(found, settings.slo, what)
-        path = render_capacity(self.directory, content)
+        path = render_capacity(self.record.directory, content)
         with self.progress() as progress:
             for name, arm in content["arms"].items():
                 kept = arm["capacity_req_s"]
@@ -75,11 +87,11 @@ class CapacitySearch:
         """Probe the arm of `settings` until its search has ended; `probes` grows by an entry a run."""
         while (load := next_load(tried_loads(probes), settings.search, settings.slo.attainment)) is not None:
             tries = sum(probe["load"] == load for probe in probes)
-            directory = self.directory / "probes" / f"{name}-{len(probes):02d}"
-            self._run(
-                _at_load(settings, load, tries, first=not probes), directory, f"{name} at {load:.4g}", compare=False
+            cell = Cell(
+                f"probes/{name}-{len(probes):02d}", [f"{_SEARCHED[settings.workload.load == 'trace']}={load!r}"]
             )
-            probes.append(probe_entry(directory, self.directory, load))
+            self._run(_at_load(settings, load, tries, first=not probes), cell, f"{name} at {load:.4g}", compare=False)
+            probes.append(probe_entry(self.record.directory / cell.directory, self.record.directory, load))
 
     def _compare_outputs(self) -> ExitCode:
         """One pass of a few requests through both arms, one at a time, for their parity alone."""
@@ -96,15 +108,25 @@ class CapacitySearch:
             ),
             measure=replace(self.settings.measure, stop=None),
         )
-        return self._run(settings, self.directory / "probes" / "parity", "parity", compare=True)
+        return self._run(settings, Cell("probes/parity", []), "parity", compare=True)
 
-    def _run(self, settings: RunConfig, directory: Path, what: str, *, compare: bool) -> ExitCode:
+    def _run(self, settings: RunConfig, cell: Cell, what: str, *, compare: bool) -> ExitCode:
+        directory = self.record.directory / cell.directory
         directory.mkdir(parents=True, exist_ok=True)
+        self.record.cells.append(cell)
+        self.record.write()
         with self.progress() as progress:
             progress.say(f"Probe: {what}")
             plan = plan_run(settings, directory, progress, compare=compare)
             key = cell_key(asdict(settings), plan.workload.sha256)
-            return Session(plan, directory, progress, self.command, self.overrides, key).run()
+            code = finished_code(directory, key) if self.resumed else None
+            if code is not None:
+                progress.say(f"Done before: {directory}")
+            else:
+                code = Session(plan, directory, progress, self.command, self.overrides, key).run()
+        cell.end(code, None)
+        self.record.write()
+        return code
 
 
 def _as_candidate(settings: RunConfig) -> RunConfig:

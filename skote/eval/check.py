@@ -130,7 +130,7 @@ def _parity(metrics: dict[str, Any]) -> Check:
     parity = metrics["parity"]
     if parity is None:
         return Check("parity", "failed", None, "passed", "Parity was not checked: measure.parity must be true.")
-    outcome: Outcome = "passed" if parity["passed"] else "failed"
+    outcome: Outcome = "inconclusive" if parity["passed"] is None else "passed" if parity["passed"] else "failed"
     return Check("parity", outcome, outcome, "passed", parity["sentence"])
 
 

@@ -62,14 +62,14 @@ class Conversations:
     Args:
         requests: of the pass, conversation by conversation.
         turns: of each conversation.
-        think_ns: from the end of an answer to the next turn.
+        think_ns: for each of `requests`, from the end of the answer before it; nothing waits for those of first turns.
         concurrency: conversations at one time; None is no limit.
 
     `prompts` are those of the later turns, as they were sent, by request id.
     """
 
     def __init__(
-        self, requests: Sequence[Request], turns: Sequence[int], think_ns: int, concurrency: int | None
+        self, requests: Sequence[Request], turns: Sequence[int], think_ns: Sequence[int], concurrency: int | None
     ) -> None:
         every = parted(requests, turns)
         self.prompts: dict[str, Ids] = {}
@@ -80,7 +80,7 @@ class Conversations:
             for conversation in every
             for index, request in enumerate(conversation, start=1)
         }
-        self._think_ns = think_ns
+        self._think_ns = dict(zip((each.request_id for each in requests), think_ns, strict=True))
 
     def follow(self, request: Request, completion: Completion) -> Iterator[tuple[int | None, Request]]:
         """What comes after `request` has ended: (ns from its end, request), None for what can never be sent.
@@ -90,9 +90,12 @@ class Conversations:
         """
         later = self._later[request.request_id]
         if later and completion.status == "ok":
-            ids = request.input_ids + completion.output_ids + later[0].input_ids
+            answer, following = completion.output_ids, later[0].input_ids
+            if answer[-1:] == following[:1]:  # the model has ended its turn itself: once is enough
+                answer = answer[:-1]
+            ids = request.input_ids + answer + following
             self.prompts[later[0].request_id] = ids
-            yield self._think_ns, replace(later[0], input_ids=ids)
+            yield self._think_ns[later[0].request_id], replace(later[0], input_ids=ids)
             return
         for lost in later:
             yield NEVER_SENT, lost

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import random
 from collections.abc import Iterator, Sequence
 
@@ -33,7 +34,8 @@ class Dealer:
         self._deals = itertools.count()
         self._headings, self._other_headings = (itertools.islice(_headings(seed), n, None, 2) for n in (0, 1))
         self._rng = random.Random(f"{seed}/undealt")  # noqa: S311 - of what is not dealt
-        self._coming = _numbered(texts)
+        self._coming, self._came = _numbered(texts), 0
+        self._others = self._reordered()
         self._left: list[Ids] = [] if config.prompt_tokens else [self._encode_next() for _ in texts]
 
     def deal(self) -> tuple[list[list[Ids]], random.Random]:
@@ -47,10 +49,10 @@ class Dealer:
         """A prompt that no block has or will have, of the form of those that it has; after the last deal.
 
         A document has `length` tokens. A prompt as it stands is one of the texts that are held out, then one that no
-        block took, and then what a further block would have.
+        block took, and then one of the list with its words in another order.
         """
         if self._config.prompt_tokens is None:
-            return self._spare.pop() if self._spare else self._encode_next()
+            return self._spare.pop() if self._spare else self._codec.encode_chat(next(self._others))
         return document(next(self._other_headings), length, self._texts, self._codec, self._rng)
 
     @functools.cached_property
@@ -59,7 +61,24 @@ class Dealer:
         left, taken = self._rng.sample(self._left, len(self._left)), self._rng.sample(held_out, len(held_out))
         return [*left, *taken]
 
+    def _reordered(self) -> Iterator[str]:
+        """The texts, each with its words in another order and with a number in front as often as those of the blocks.
+
+        So a number tells nothing. Where there is no other order that is new, one that no block has is in front.
+        """
+        turns = math.ceil(self._came / len(self._texts))
+        given = set(self._texts)
+        for number in itertools.count(turns + 1):
+            for text in self._texts:
+                words = text.split()
+                other = _in_turn(" ".join(self._rng.sample(words, len(words))), self._rng.randint(1, turns))
+                if other in given:
+                    other = _in_turn(text, number)
+                given.add(other)
+                yield other
+
     def _encode_next(self) -> Ids:
+        self._came += 1
         return self._codec.encode_chat(next(self._coming))
 
     def _deal_texts(self, rng: random.Random) -> list[list[Ids]]:
@@ -116,6 +135,9 @@ def _headings(seed: int) -> Iterator[str]:
 
 def _numbered(texts: Sequence[str]) -> Iterator[str]:
     """`texts`, then all of them again with "(2) " in front, and so on."""
-    yield from texts
-    for turn in itertools.count(2):
-        yield from (f"({turn}) {text}" for text in texts)
+    for turn in itertools.count(1):
+        yield from (_in_turn(text, turn) for text in texts)
+
+
+def _in_turn(text: str, turn: int) -> str:
+    return text if turn == 1 else f"({turn}) {text}"

@@ -15,6 +15,7 @@ from skote.eval.dealing import Dealer, Ids
 from skote.eval.filler import Filler
 from skote.eval.prompts import load_held_out, load_prompts
 from skote.eval.row_requests import take_rows
+from skote.eval.row_turns import NextTurn
 from skote.eval.workload_config import WorkloadConfig
 from skote.types import Request, Sampling, UsageError
 
@@ -27,7 +28,7 @@ class Dealt:
 
     Attributes:
         undealt: makes a prompt of about so many tokens that no block has or will have.
-        listed, source, times, turns: as in `skote.eval.workload.Workload`; `times` are those of a trace alone.
+        listed, source, times, turns, think_ns: as in `skote.eval.workload.Workload`; `times` are a trace's alone.
     """
 
     blocks: tuple[Block, ...]
@@ -36,6 +37,7 @@ class Dealt:
     source: dict[str, Any] | None = None
     times: tuple[Times, ...] = ()
     turns: tuple[Turns, ...] = ()
+    think_ns: tuple[Times, ...] = ()
 
 
 def dealt_prompts(config: WorkloadConfig, codec: Codec, seed: int, count: int) -> Dealt:
@@ -74,6 +76,8 @@ def dealt_rows(config: WorkloadConfig, codec: Codec, seed: int, count: int, max_
             each.max_new_tokens,
             _sampling(config, each.row.sampling, seed, request_id),
             ignore_eos=not config.respect_eos,
+            stop_ids=each.row.stop_ids,
+            stop_strings=each.row.stop_strings,
         )
         for index, each in enumerate(taken.requests)
     ]
@@ -88,16 +92,29 @@ def dealt_rows(config: WorkloadConfig, codec: Codec, seed: int, count: int, max_
     later = {request.request_id: each.later for request, each in zip(requests, taken.requests, strict=True)}
     talks = tuple(tuple(turn for first in block for turn in _turns(config, first, later, seed)) for block in blocks)
     turns = tuple(tuple(1 + len(later[first.request_id]) for first in block) for block in blocks)
-    return Dealt(talks, taken.undealt, source=taken.facts, times=times, turns=turns)
+    think_ns = tuple(
+        tuple(ns for first in block for ns in (0, *(each.think_ns for each in later[first.request_id])))
+        for block in blocks
+    )
+    return Dealt(talks, taken.undealt, source=taken.facts, times=times, turns=turns, think_ns=think_ns)
 
 
-def _turns(config: WorkloadConfig, first: Request, later: Mapping[str, Sequence[Ids]], seed: int) -> Iterator[Request]:
+def _turns(
+    config: WorkloadConfig, first: Request, later: Mapping[str, Sequence[NextTurn]], seed: int
+) -> Iterator[Request]:
     """A conversation: `first`, and what follows its answers, with ids "b00-r00-t0" and so on."""
     own = {"temperature": first.sampling.temperature, "top_k": first.sampling.top_k, "top_p": first.sampling.top_p}
     yield replace(first, request_id=f"{first.request_id}-t0")
-    for number, ids in enumerate(later[first.request_id], start=1):
+    for number, each in enumerate(later[first.request_id], start=1):
         request_id = f"{first.request_id}-t{number}"
-        yield replace(first, request_id=request_id, input_ids=ids, sampling=_sampling(config, own, seed, request_id))
+        sampling = _sampling(config, own, seed, request_id)
+        yield replace(
+            first,
+            request_id=request_id,
+            input_ids=each.ids,
+            max_new_tokens=each.max_new_tokens,
+            sampling=sampling,
+        )
 
 
 def _blocks(config: WorkloadConfig, dealer: Dealer, seed: int, count: int) -> tuple[Block, ...]:

@@ -38,12 +38,16 @@ def compose_experiment(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
         raise UsageError(f"{path} cannot be composed: {str(error).splitlines()[0].rstrip('.')}.") from error
 
 
-def deviation(path: Path, manifest: Mapping[str, Any]) -> str | None:
+JUDGING = ("claim.id", "claim.needs", "claim.rules")
+"""What a claim may have otherwise than the claim, or the plain experiment, whose run it is judged by."""
+
+
+def deviation(path: Path, manifest: Mapping[str, Any], *, judging: bool = True) -> str | None:
     """What a run with `manifest` has otherwise than the experiment file `path`, as one sentence; None where nothing.
 
-    Compared is every option but those in `FREE`: the claim's rules, checks and subject, and all that is measured. Of
-    the devices only number and kind, and that they are CUDA devices where the claim needs them. Weights from another
-    place must be those that the file means (`claim.weights`).
+    Compared is every option but those in `FREE`, and where `judging` is off those in `JUDGING`: the claim's rules,
+    checks and subject, and all that is measured. Of the devices only number and kind, and that they are CUDA devices
+    where the claim needs them. Weights from another place must be those that the file means (`claim.weights`).
 
     Raises:
         UsageError: the file cannot be composed.
@@ -55,6 +59,8 @@ def deviation(path: Path, manifest: Mapping[str, Any]) -> str | None:
         return str(error)
     file, run = (dict(leaves(asdict(each), whole=FREE)) for each in (wanted, recorded))
     differing = [key for key in file | run if key not in FREE and file.get(key) != run.get(key)]
+    if not judging:
+        differing = [key for key in differing if not key.startswith(JUDGING)]
     said = [f"{key} is {_shown(run, key)} in the run and {_shown(file, key)} in {path.name}" for key in differing]
     said += _other_weights(wanted, recorded, manifest["model"]["weights_sha256"], path.name)
     if _devices_differ(wanted, manifest["devices"]):

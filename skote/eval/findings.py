@@ -13,8 +13,9 @@ import pandas as pd
 
 from skote.eval.cache_findings import cache_findings
 from skote.eval.derive import Measured
-from skote.eval.finding import SEVERITIES, Finding, Severity, requests
+from skote.eval.finding import SEVERITIES, Finding, requests
 from skote.eval.machine_findings import machine_findings
+from skote.eval.parity_findings import both_arms, output_findings, parity_findings
 from skote.eval.physics import physics_findings
 from skote.eval.replica_findings import caveat_findings, idle_option_findings, option_findings, replica_findings
 from skote.eval.stats import MIN_BLOCKS, minimum_samples
@@ -25,7 +26,7 @@ def find(measured: Measured, manifest: dict[str, Any]) -> list[Finding]:
     """Every finding of a run, the worst first; within a severity in the order of the checks."""
     found = [
         *_arms(measured, manifest),
-        *_parity(measured, manifest),
+        *parity_findings(measured, manifest),
         *_weights(measured, manifest),
         *_workloads(measured, manifest),
         *_flags(manifest),
@@ -33,8 +34,7 @@ def find(measured: Measured, manifest: dict[str, Any]) -> list[Finding]:
         *_counts(measured, manifest),
         *cache_findings(measured, manifest),
         *_early_end(measured, manifest),
-        *_parity_outputs(measured, manifest),
-        *_greedy_outputs(measured, manifest),
+        *output_findings(measured, manifest),
         *_missing(measured, manifest),
         *_status(measured, manifest),
         *_failures(measured),
@@ -59,22 +59,6 @@ def _arms(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
     for arm in manifest["arms"]:
         if arm not in measured.arms:
             yield Finding("invalid", "arm_not_measured", 0, 1, f"The {arm} arm has no measured request.")
-
-
-def _parity(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
-    parity = manifest["parity"]
-    if len(measured.arms) < 2:
-        return
-    if parity is None:
-        yield Finding(
-            "invalid",
-            "parity_missing",
-            None,
-            "passed",
-            "Two arms were timed, but nothing shows that they give the same output: parity was not checked.",
-        )
-    elif not parity["passed"]:
-        yield Finding("invalid", "parity_failed", parity["mode"], "passed", f"Parity failed: {parity['sentence']}")
 
 
 def _weights(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
@@ -117,7 +101,7 @@ def _workloads(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding
             1,
             f"The rows come from different workloads ({', '.join(sorted(name[:12] for name in hashes))}).",
         )
-    both = _both_arms(measured)
+    both = both_arms(measured)
     differ = both[both["input_tokens_candidate"] != both["input_tokens_baseline"]]
     if len(differ):
         row = differ.iloc[0]
@@ -169,13 +153,13 @@ def _stamps(measured: Measured) -> Iterator[Finding]:
 
 
 def _counts(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
-    both = _both_arms(measured)
+    both = both_arms(measured)
     differ = both[both["output_tokens_candidate"] != both["output_tokens_baseline"]]
     if len(differ):
         row = differ.iloc[0]
         # Where a model may stop early, outputs that differ by rounding may end at different tokens.
         yield Finding(
-            "warning" if manifest["workload"]["respect_eos"] else "invalid",
+            "warning" if _may_end_early(differ["request_id"], manifest).all() else "invalid",
             "token_count_mismatch",
             len(differ),
             0,
@@ -189,8 +173,7 @@ def _early_end(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding
     ok = measured.requests[measured.requests["status"] == "ok"]
     asked = ok["request_id"].map(manifest["requested_tokens"]).astype("float64")
     short = ok["output_tokens"] < asked
-    if manifest["workload"]["respect_eos"]:
-        short &= ok["finish_reason"] != "stop"
+    short &= ~(_may_end_early(ok["request_id"], manifest) & (ok["finish_reason"] == "stop"))
     if short.any():
         row = ok[short].iloc[0]
         yield Finding(
@@ -203,89 +186,10 @@ def _early_end(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding
         )
 
 
-def _parity_outputs(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
-    if manifest["parity"] is None:
-        return
-    if not manifest["workload"]["greedy"]:
-        yield from _sampled_outputs(manifest["parity"])
-        return
-    ok = measured.requests[measured.requests["status"] == "ok"]
-    for arm in measured.arms:
-        rows = ok[ok["arm"] == arm]
-        expected = rows["request_id"].map(manifest["parity"]["outputs"].get(arm, {}))
-        differ = rows[expected.notna() & (expected != rows["output_sha256"])]
-        if len(differ):
-            row = differ.iloc[0]
-            yield Finding(
-                "invalid",
-                "output_differs_from_parity",
-                len(differ),
-                0,
-                f"{requests(len(differ))} of the {arm} arm have other tokens than the output that was checked, first "
-                f"{row['request_id']} in block {row['block']}: what was timed is not what was checked.",
-            )
-        if expected.isna().any():
-            unchecked = int(expected.isna().sum())
-            yield Finding(
-                "warning",
-                "output_unchecked",
-                unchecked,
-                0,
-                f"The output of {requests(unchecked)} of the {arm} arm was not checked.",
-            )
-
-
-def _sampled_outputs(parity: dict[str, Any]) -> Iterator[Finding]:
-    judged = parity.get("sampled")
-    if judged is None:
-        yield Finding(
-            "warning",
-            "sampled_outputs",
-            None,
-            None,
-            "The workload samples, and nothing shows that its timed outputs are draws from the model's distribution: "
-            "parity was checked greedily, on other prompts.",
-        )
-        return
-    for found in judged.values():
-        if not found["passed"]:
-            yield Finding(
-                "invalid",
-                "sampled_outputs",
-                None if found["z"] is None else round(found["z"], 4),
-                found["limit"],
-                found["sentence"],
-            )
-
-
-def _greedy_outputs(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
-    """In fp32 every timed output of one arm equals the other's, but for the near ties that parity has named."""
-    if manifest["dtype"] != "fp32" or not manifest["workload"]["greedy"]:
-        return
-    both = _both_arms(measured)
-    parity = manifest["parity"] or {"divergences": []}
-    near_ties = {_session(each["request_id"]) for each in parity["divergences"] if each["near_tie"]}
-    differ = both[both["output_sha256_candidate"] != both["output_sha256_baseline"]]
-    named = differ["request_id"].map(_session).isin(near_ties)
-    for severity, code, rows, cause in (
-        ("invalid", "greedy_outputs_differ", differ[~named], ""),
-        ("warning", "near_tie", differ[named], ", from a near tie on"),
-    ):
-        if len(rows):
-            row = rows.iloc[0]
-            yield Finding(
-                cast("Severity", severity),
-                code,
-                len(rows),
-                0,
-                f"{requests(len(rows))} of {len(both)} gave different greedy tokens in the two arms in fp32{cause}, "
-                f"first {row['request_id']} in block {row['block']}.",
-            )
-
-
-def _session(request_id: str) -> str:
-    """The conversation that a request is a turn of, as later turns go on from its answers; or the request itself."""
-    return request_id.partition("-t")[0]
+def _may_end_early(request_ids: pd.Series[str], manifest: dict[str, Any]) -> pd.Series[bool]:
+    """Of each request whether its answer may end before its limit."""
+    everyone = bool(manifest["workload"]["respect_eos"])
+    return request_ids.isin(manifest.get("may_stop", [])) | everyone
 
 
 def _missing(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
@@ -384,11 +288,3 @@ def _late_captures(manifest: dict[str, Any]) -> Iterator[Finding]:
 def _replicas(manifest: dict[str, Any], arm: str) -> list[dict[str, Any]]:
     """What the replicas of `arm` said of themselves; nothing where the run ended before they were asked."""
     return cast("list[dict[str, Any]]", manifest["arms"].get(arm, {}).get("replicas", []))
-
-
-def _both_arms(measured: Measured) -> pd.DataFrame:
-    """Finished requests that have a counterpart: request_id, block, both arms' token counts and output hashes."""
-    ok = measured.requests[measured.requests["status"] == "ok"]
-    columns = ["request_id", "block", "input_tokens", "output_tokens", "output_sha256"]
-    candidate, baseline = (ok.loc[ok["arm"] == arm, columns] for arm in ("candidate", "baseline"))
-    return candidate.merge(baseline, on=["request_id", "block"], suffixes=("_candidate", "_baseline"))

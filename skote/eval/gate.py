@@ -5,7 +5,8 @@ After timing it judges the timed outputs themselves. In fp32 the two arms' token
 dtypes tokens may differ: every output of the candidate must be what its own logits choose, and on the held-out requests
 and a sample of the timed ones the baseline's tokens are forced through both arms and an fp32 reference, one by one.
 Where timed outputs are sampled, those of a sample of the requests must be draws from the reference's distribution.
-An arm that answers in tokens that the model does not have has failed, and is compared no further.
+An arm that answers in tokens that the model does not have has failed, and is compared no further. A server's tokens are
+judged by the reference, since it hands over no logits; one that does not tell its tokens' ids by its texts.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ from skote.eval.parity import (
     token_parity,
 )
 from skote.eval.record import ids_sha256
+from skote.eval.served_parity import are_likely_choices, choice_parity, text_parity, unjudged_parity
 from skote.eval.vocabulary import OtherVocabularyError, check_ids, check_width, vocabulary_parity
 from skote.runtime.backend import AnyReplica
 from skote.runtime.choices import Choices, choices
-from skote.types import Completion, EngineError, Request, Sampling
+from skote.runtime.stops import Stopping
+from skote.types import UNKNOWN_ID, Completion, EngineError, Request, Sampling
 
 FORCED_REQUESTS, FORCED_TOKENS = 12, 1024
 """At least so many of the timed requests, with so many tokens together, are forced through both arms, where there are
@@ -61,8 +64,10 @@ class ParityGate:
         dtype: of both arms.
         reference: starts an fp32 replica for a while. In fp32, where greedy tokens must be equal, sampled ones need it.
         eos_ids: what may end a text early.
+        stopping: finds where else an answer to a request with stops has to end.
         vocab: how many tokens an arm's model has, one for padding among them.
         seed: of the bootstrap.
+        decode: the text of token ids, where the model has a tokenizer.
     """
 
     def __init__(
@@ -73,13 +78,18 @@ class ParityGate:
         dtype: str,
         reference: Reference,
         eos_ids: Sequence[int],
+        stopping: Stopping,
         vocab: int,
         seed: int,
+        decode: Callable[[Sequence[int]], str] | None = None,
     ) -> None:
         self._arms: dict[ArmName, Arm] = {"candidate": candidate, "baseline": baseline}
         self._dtype, self._reference, self._seed = dtype, reference, seed
         self._eos_ids = frozenset(eos_ids)
+        self._stopping = stopping
         self._vocab = vocab
+        self._decode = decode
+        self._texts: dict[ArmName, dict[str, str]] = {"candidate": {}, "baseline": {}}
         self._foreign: OtherVocabularyError | None = None
         self._requests: dict[str, Request] = {}
         self._outputs: dict[ArmName, dict[str, Ids]] = {"candidate": {}, "baseline": {}}
@@ -129,6 +139,10 @@ class ParityGate:
         Raises:
             EngineError: the reference failed on a request.
         """
+        if self._without_ids(timed):
+            return (
+                self._entry
+            )  # which has nothing of sampled outputs, and so a finding says that nothing shows them right
         self._check_vocabulary(timed)  # the reference is asked for all of them
         if self._foreign is not None:
             return self._entry | vocabulary_parity(self._foreign, self._dtype, len(self._requests))
@@ -157,6 +171,8 @@ class ParityGate:
         self._requests |= {request.request_id: request for request in both}
         for name in self._arms:
             self._outputs[name] |= {request.request_id: outputs[name][request.request_id] for request in both}
+        if self._foreign is None and (blind := self._without_ids(outputs)):
+            return self._judge_texts(both, blind) | self._hashes()
         differing = [
             each.request_id for each in both if len({outputs[name][each.request_id] for name in self._arms}) > 1
         ]
@@ -173,7 +189,10 @@ class ParityGate:
         if self._dtype == "fp32":
             return self._judge_tokens(both) | self._hashes()
         rng = random.Random(f"{self._seed}/forced")  # noqa: S311 - drawn after timing, so that no engine can know it
-        sample = _sample([request.max_new_tokens for request in both], rng)
+        sample = _sample([len(self._outputs["baseline"][request.request_id]) for request in both], rng)
+        served = [name for name in self._arms if not self._scores(name)]
+        if served:
+            return self._judge_served(both, served, sample) | self._hashes()
         with self._reference() as reference:
             for index, request in enumerate(both):
                 if index in sample:
@@ -184,6 +203,63 @@ class ParityGate:
         equal = sum(candidate[request_id] == baseline[request_id] for request_id in self._forced)
         checked = len(candidate)
         return forced_parity(self._errors, equal, self._inconsistent, checked, self._seed) | self._hashes()
+
+    def _judge_served(self, both: Sequence[Request], served: Sequence[ArmName], sample: set[int]) -> dict[str, Any]:
+        """Judge a server's outputs of the `sample` by the reference, and by how far the other arm is off it there."""
+        if len(served) == len(self._arms):
+            return unjudged_parity(f"neither hands over logits, by which arms in {self._dtype} are compared.")
+        [server], [other] = served, [name for name in self._arms if name not in served]
+        with self._reference() as reference:
+            for index, request in enumerate(both):
+                if index in sample:
+                    self._judge_served_request(request, server, other, reference)
+                elif other == "candidate":
+                    self._check_choices(other, request, None)
+        equal = sum(len({self._outputs[name][each] for name in self._arms}) == 1 for each in self._forced)
+        checked = len(self._outputs[other]) if other == "candidate" else len(self._forced)
+        return choice_parity(self._inconsistent, len(self._forced), checked, equal)
+
+    def _judge_served_request(self, request: Request, server: ArmName, other: ArmName, reference: AnyReplica) -> None:
+        ids, theirs = (self._outputs[name][request.request_id] for name in (server, other))
+        own, truth = self._score(other, request, ids), reference.call("score", request, ids).result()
+        self._rounding = max(self._rounding, *map(_root_mean_square_error, own, truth))
+        self._forced.append(request.request_id)
+        if not self._has_ended(request, ids) or not are_likely_choices(truth, own, ids, self._dtype):
+            self._inconsistent.append(f"{server} {request.request_id}")
+        if theirs != ids:
+            own = self._score(other, request, theirs)
+        if other == "candidate":
+            self._check_choices(other, request, own)
+        else:  # a library, as in `_judge_forced`
+            truth = truth if theirs == ids else reference.call("score", request, theirs).result()
+            self._check_choices(other, request, own, truth)
+
+    def _judge_texts(self, both: Sequence[Request], blind: Sequence[ArmName]) -> dict[str, Any]:
+        """Judge arms of which those in `blind` tell no ids."""
+        if self._dtype != "fp32":
+            return unjudged_parity(
+                f"the {' and the '.join(blind)} tells no ids, and in {self._dtype} texts may differ."
+            )
+        decode = self._decode
+        if decode is None:
+            return unjudged_parity(f"the {' and the '.join(blind)} tells no ids, and the model has no tokenizer.")
+        for name, arm in self._arms.items():
+            self._texts[name] |= {
+                each.request_id: arm.replicas[0].call("answer", each).result()
+                if name in blind
+                else decode(self._outputs[name][each.request_id])
+                for each in both
+            }
+        return text_parity(self._texts["candidate"], self._texts["baseline"])
+
+    def _without_ids(self, outputs: Outputs) -> list[ArmName]:
+        """The servers that have not told the ids of all their tokens; an engine that scores has no excuse."""
+        silent = [name for name in self._arms if any(UNKNOWN_ID in ids for ids in outputs[name].values())]
+        return [name for name in silent if not self._scores(name)]
+
+    def _scores(self, name: ArmName) -> bool:
+        scores: bool = self._arms[name].replicas[0].call("describe").result().get("scores", True)
+        return scores
 
     def _judge_tokens(self, requests: Sequence[Request]) -> dict[str, Any]:
         candidate, baseline = (
@@ -202,8 +278,7 @@ class ParityGate:
 
     def _truth(self, stack: ExitStack) -> Callable[[Request, Ids], Choices]:
         """What tells of tokens in fp32: the baseline, or the reference where the baseline cannot."""
-        baseline = self._arms["baseline"].replicas[0]
-        if baseline.call("describe").result().get("scores", True):
+        if self._scores("baseline"):
             return partial(self._choices, "baseline")
         reference = stack.enter_context(self._reference())
         return lambda request, ids: reference.call("choices", request, ids).result()
@@ -230,11 +305,19 @@ class ParityGate:
     ) -> None:
         """Note an output that its arm's `logits` (None: yet to be asked for) do not choose, or that ends early."""
         own = self._outputs[name][request.request_id]
-        ended = len(own) == request.max_new_tokens or own[-1] in self._eos_ids
+        ended = self._has_ended(request, own)
         found = self._choices(name, request, own) if logits is None else choices(logits, own)
         errors = None if reference is None else np.abs(logits - reference).max(-1)
         if not ended or not are_choices(found.chosen, found.best, self._dtype, errors):
             self._inconsistent.append(f"{name} {request.request_id}")
+
+    def _has_ended(self, request: Request, ids: Ids) -> bool:
+        """Whether an answer to `request` may be `ids`: neither short of its end nor longer."""
+        stops = self._stopping.watch(request)
+        end = None if stops is None else stops.end(ids)
+        if end is not None:
+            return end == len(ids)
+        return len(ids) == request.max_new_tokens or ids[-1] in self._eos_ids
 
     def _choices(self, name: ArmName, request: Request, ids: Ids) -> Choices:
         found: Choices = self._ask(name, "choices", request, ids)

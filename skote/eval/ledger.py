@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,9 @@ def read_claims(experiments: Path) -> dict[str, dict[str, Any]]:
 def read_ledger(experiments: Path, runs: Path) -> list[Entry]:
     """Every claim in `experiments`, with the run of that name in the folder `runs` where there is one.
 
-    A run counts where its configuration is that of the file today (`skote.eval.experiment.deviation`).
+    A run counts where its configuration is that of the file today (`skote.eval.experiment.deviation`). A file without a
+    run of its own that extends another one, and measures just what that one does, is judged by that one's run, in
+    `runs` or beside it: one run of a distribution has its median and its 95th percentile.
 
     Raises:
         UsageError: as `read_claims`, or the file of a run cannot be composed.
@@ -182,10 +184,32 @@ def _entry(experiment: Path, claim: dict[str, Any], directory: Path) -> Entry:
 
     name = experiment.stem
     if not directory.is_dir():
-        return Entry(name, claim)
+        return _judged_elsewhere(experiment, claim, directory.parent) or Entry(name, claim)
     run = read_run(directory)
     differs = deviation(experiment, run.manifest)
     if differs is not None:
         return Entry(name, claim, left_out=f"The run in {directory.name}/ is left out: {differs}")
-    link = f"{name}/report.html" if (directory / "report.html").is_file() else None
-    return Entry(name, claim, summarize(run)["claim"], run.manifest, link)
+    return Entry(name, claim, summarize(run)["claim"], run.manifest, _link(directory, directory.parent))
+
+
+def _judged_elsewhere(experiment: Path, claim: dict[str, Any], runs: Path) -> Entry | None:
+    """The claim, judged by a run of a file that `experiment` extends; None where none measured what it asks for."""
+    from skote.eval.experiment import compose_experiment, deviation
+
+    tree = yaml.safe_load(experiment.read_text(encoding="utf-8"))
+    for other in _siblings(experiment, tree):
+        for directory in (runs / other.stem, runs.parent / other.stem):
+            if not directory.is_dir():
+                continue
+            run = read_run(directory)
+            if deviation(experiment, run.manifest, judging=False) is None:
+                config = run.manifest["config"] | {"claim": asdict(compose_experiment(experiment).claim)}
+                judged = replace(run, manifest=run.manifest | {"config": config})
+                return Entry(experiment.stem, claim, summarize(judged)["claim"], run.manifest, _link(directory, runs))
+    return None
+
+
+def _link(directory: Path, runs: Path) -> str | None:
+    """From the ledger's page in `runs` to the report in `directory`, which lies in it or beside it."""
+    above = "" if directory.parent == runs else "../"
+    return f"{above}{directory.name}/report.html" if (directory / "report.html").is_file() else None

@@ -35,6 +35,7 @@ def machine_findings(measured: Measured, manifest: dict[str, Any]) -> Iterator[F
     yield from _harness(manifest)
     yield from _client(measured)
     yield from _hand_back(measured, manifest)
+    yield from _early_stamps(measured, manifest)
     yield from _throttled(measured)
     yield from _foreign_gpu_processes(measured)
     yield from _foreign_unknown(measured)
@@ -147,6 +148,30 @@ def _hand_back(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding
                 round(limit, 3),
                 f"Answers of the {arm} arm came back {median:.3g} ms after their last token (median; {limit:.3g} are "
                 "allowed): its latencies leave out what it did in that time.",
+            )
+
+
+def _early_stamps(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
+    """Stamps are taken in the engine's own process, which might take them before it has the token.
+
+    What the client hears of first tokens while a probe of the cache runs comes too late every time then.
+    """
+    harness_ms = manifest["harness"]["ms_per_request"] if manifest["harness"] is not None else 0.0
+    for arm in measured.arms:
+        probes = [each["cache_probe"] for each in manifest["passes"] if each["arm"] == arm and each.get("cache_probe")]
+        ttft = measured.samples(arm, _CHOSEN["ttft_ms"]).values
+        if len(probes) < MIN_BLOCKS or not ttft.size:
+            continue
+        least = min(float(each["told_after_ms"]) for each in probes)
+        limit = harness_ms + max(HAND_BACK_MS, HAND_BACK_LIMIT * percentile(ttft, 50))
+        if least > limit:
+            yield Finding(
+                "invalid",
+                "early_stamps",
+                round(least, 3),
+                round(limit, 3),
+                f"First tokens of the {arm} arm were known {least:.3g} ms after their stamps or later ({limit:.3g} are "
+                "allowed): its times to first token leave out what it did in that time.",
             )
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import pandas as pd
+
 from skote.eval.derive import Measured
-from skote.eval.finding import Finding
-from skote.eval.roofline import multi_token_share, roofline, speculates
+from skote.eval.finding import Finding, requests
+from skote.eval.roofline import multi_token_share, prefill_floors, request_floors, roofline, speculates
 
 ROOFLINE_LIMIT = 1.1  # of what the device can read; two measurements of that differ by less than the tenth
 IMPOSSIBLE = {"cuda": 1.25, "cpu": 2.0}
@@ -18,6 +20,10 @@ quarter is beyond doubt. Cores and memory of a CPU are shared, with neighbours w
 was measured and not before, and a reduction need not be the fastest way to read; half of the work has to be missing for
 a CPU to be called impossible. Work that hides below that is what parity is for.
 """
+FEW = 0.1
+"""Of an arm's requests, so many may be beyond that share: a moment of the machine is not its median."""
+ONCE = 2.0
+"""Times that share, which no request may be beyond: nothing makes a device twice as fast for a moment."""
 
 
 def physics_findings(measured: Measured, manifest: dict[str, Any]) -> Iterator[Finding]:
@@ -26,13 +32,16 @@ def physics_findings(measured: Measured, manifest: dict[str, Any]) -> Iterator[F
     A token is impossible, and not only remarkable, where even the bytes that no cache can hold would take too long. A
     request is held against the floors of all its tokens together, because an answer that is handed over at once has no
     time a token; nothing but a declared speculation, which is then named, gives several tokens for one step.
+
+    First tokens and whole requests are judged one by one, so that work that was skipped on some of them does not hide
+    behind the median of all. What may happen to a stamp on a busy machine, being taken late, makes both of them longer;
+    the time a token of a single request it could make shorter, so that this one is judged in the median.
     """
     kind = (manifest.get("roofline") or {}).get("device", "").partition(":")[0]
     limit = IMPOSSIBLE.get(kind)
     for arm in measured.arms:
         found = roofline(measured, arm, manifest)
-        step, prefill, achieved = found["step_share"], found["prefill_share"], found["achieved_share"]
-        whole = found["request_share"]
+        step, achieved = found["step_share"], found["achieved_share"]
         yield from _chunks(measured, manifest, arm)
         if limit is not None and step is not None and step > limit:
             yield Finding(
@@ -52,24 +61,49 @@ def physics_findings(measured: Measured, manifest: dict[str, Any]) -> Iterator[F
                 f"The {arm} arm's tokens come {achieved:.2f} times as fast as the device can read weights and KV "
                 "cache: they lie in a nearer cache, or not all of them are read.",
             )
-        if limit is not None and prefill is not None and prefill > limit:
+        if limit is None:
+            continue
+        rows = measured.requests[measured.requests["arm"] == arm]
+        prefill = _impossible(prefill_floors(rows, manifest), rows["ttft_ms"], limit)
+        if prefill is not None:
+            count, most = prefill
             yield Finding(
                 "invalid",
                 "prefill_faster_than_physics",
-                round(prefill, 4),
+                round(most, 4),
                 limit,
-                f"The {arm} arm's first tokens come {prefill:.2f} times as fast as the device can compute their "
-                "prompts: part of the prefill was skipped.",
+                f"{requests(count)} of the {arm} arm's {len(rows)} got the first token more than {limit:g} times as "
+                f"fast as the device can compute the prompt, at most {most:.3g} times: part of the prefill was "
+                "skipped.",
             )
-        elif limit is not None and whole is not None and whole > limit and not (step is not None and step > limit):
+            continue
+        decodes = speculates(manifest, arm) or (step is not None and step > limit)
+        whole = None if decodes else _impossible(request_floors(rows, manifest), rows["e2el_ms"], limit)
+        if whole is not None:
+            count, most = whole
             yield Finding(
                 "invalid",
                 "request_faster_than_physics",
-                round(whole, 4),
+                round(most, 4),
                 limit,
-                f"The {arm} arm's requests end {whole:.2f} times as fast as the device can compute their prompts and "
-                "read the weights once a token: not all of their tokens were computed.",
+                f"{requests(count)} of the {arm} arm's {len(rows)} ended more than {limit:g} times as fast as the "
+                f"device can compute the prompt and read the weights once a token, at most {most:.3g} times: not all "
+                "of the tokens were computed.",
             )
+
+
+def _impossible(floors: pd.Series[float] | None, took: pd.Series[float], limit: float) -> tuple[int, float] | None:
+    """Of requests with these `floors` that `took` so many ms: how many are beyond `limit`, and how far the fastest is.
+
+    None where no more than `FEW` of them were, and none was `ONCE` times as fast as that; or no floor is known.
+    """
+    if floors is None:
+        return None
+    times = (floors / took).dropna()  # of those that finished
+    beyond = int((times > limit).sum())
+    if beyond <= FEW * len(times) and not (times > ONCE * limit).any():
+        return None
+    return beyond, float(times.max())
 
 
 def _chunks(measured: Measured, manifest: dict[str, Any], arm: str) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import platformdirs
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -23,6 +24,7 @@ from skote.eval.progress import RunProgress
 from skote.eval.slo import check_slo
 from skote.eval.stand_in import StandIn
 from skote.eval.workload import Workload, build_workload, check_fits
+from skote.eval.workload_cache import WorkloadCache, ingredients
 from skote.eval.workload_config import check_config
 from skote.flags import flags_for
 from skote.model.facts import ModelFacts, load_facts
@@ -37,6 +39,7 @@ from skote.runtime.text import TextCodec, load_tokenizer
 from skote.types import CheckpointError, UsageError
 
 SIMULATED = EngineConfig(name="simulated", _target_="skote.engines.simulated.SimulatedEngine")
+WITHOUT_MODEL = (SIMULATED._target_, "skote.engines.replay.ReplayEngine")
 ENDPOINT_TARGET = "skote.engines.endpoint.EndpointEngine"
 
 
@@ -135,9 +138,7 @@ def plan_run(settings: RunConfig, directory: Path, progress: RunProgress, *, com
     if codec is None:
         progress.say("It has no tokenizer: prompts become token ids by a hash, and answers mean nothing.")
     max_blocks = 0 if stop is None else stop.max_blocks
-    workload = build_workload(
-        settings.workload, codec or HashCodec(spec.vocab), settings.seed, max_blocks, spec.max_positions
-    )
+    workload = _workload(settings, codec, spec, max_blocks, progress)
     check_fits(workload, spec.max_positions)
     fitting = [each for each in workload.probe if len(each.input_ids) + each.max_new_tokens <= spec.max_positions]
     workload = replace(workload, probe=tuple(fitting))  # its prompts may be some tokens longer
@@ -147,12 +148,10 @@ def plan_run(settings: RunConfig, directory: Path, progress: RunProgress, *, com
     elif compare:
         arms["baseline"] = EngineConfig.of(settings.compare)
     for arm, config in arms.items():
-        if config._target_ == ENDPOINT_TARGET:
-            _check_endpoint(settings, two_arms=len(arms) == 2)
         if config.options.get("split"):
             check_split(arm, devices if arm == "candidate" else other_devices, settings.router.backend.name)
     plan = Plan(settings, source, spec, devices, workload, codec, arms, stop, other_devices)
-    elsewhere = (SIMULATED._target_, ENDPOINT_TARGET)
+    elsewhere = (*WITHOUT_MODEL, ENDPOINT_TARGET)
     modelled = [config for config in arms.values() if config._target_ not in elsewhere]
     positions = plan.model_options["max_model_len"]
     compared = len(arms) == 2 and settings.measure.parity and (settings.dtype.name != "fp32" or not workload.greedy)
@@ -168,6 +167,19 @@ def plan_run(settings: RunConfig, directory: Path, progress: RunProgress, *, com
     return plan
 
 
+def _workload(
+    settings: RunConfig, codec: TextCodec | None, facts: ModelFacts, max_blocks: int, progress: RunProgress
+) -> Workload:
+    """The requests, made now or, where they are many, before."""
+    root = settings.model.cache_dir or platformdirs.user_cache_dir("skotergy")
+    bounds = settings.seed, max_blocks, facts.max_positions
+    name = f"hash of {facts.vocab}" if codec is None else codec.sha256
+    return WorkloadCache(Path(root).expanduser() / "workloads", progress.say).workload(
+        ingredients(settings.workload, name, *bounds),
+        lambda: build_workload(settings.workload, codec or HashCodec(facts.vocab), *bounds),
+    )
+
+
 def _check_numbers(settings: RunConfig) -> None:
     """Check the numbers that nothing else checks before an engine starts."""
     if settings.seed < 0:
@@ -177,14 +189,6 @@ def _check_numbers(settings: RunConfig) -> None:
         raise UsageError(f"measure.start_timeout_s must be a number of seconds above 0, got {timeout_s:g}.")
     _check_router("router", settings.router)
     _check_router("other.router", other_router(settings))
-
-
-def _check_endpoint(settings: RunConfig, *, two_arms: bool) -> None:
-    if two_arms and settings.measure.parity and settings.dtype.name != "fp32":
-        raise UsageError(
-            f"A server hands over no logits, by which arms in {settings.dtype.name} are compared: choose dtype=fp32 "
-            "for both, compare=none, or measure.parity=false, whose run says that its outputs were not compared."
-        )
 
 
 def other_router(settings: RunConfig) -> RouterConfig:

@@ -131,13 +131,14 @@ def request_floors(requests: pd.DataFrame, manifest: dict[str, Any]) -> pd.Serie
 def step_kernels(manifest: dict[str, Any], arm: str) -> list[dict[str, Any]]:
     """The kernels of a decode step of the arm's first replica, the longest first, each with its `share` of their sum.
 
-    Empty where the engine could not tell.
+    Shares are of own times (`skote.runtime.profile.aggregate`), in a run without them of durations. Empty where the
+    engine could not tell.
     """
     replicas = manifest["arms"].get(arm, {}).get("replicas", [])
     kernels = replicas[0]["info"].get("step_kernels", []) if replicas else []
-    total = sum(kernel["us"] for kernel in kernels)
-    longest_first = sorted(kernels, key=lambda kernel: -float(kernel["us"]))
-    return [kernel | {"share": kernel["us"] / total} for kernel in longest_first]
+    spent = [float(kernel.get("own_us", kernel["us"])) for kernel in kernels]
+    shared = [kernel | {"share": us / sum(spent)} for kernel, us in zip(kernels, spent, strict=True)]
+    return sorted(shared, key=lambda kernel: -float(kernel["share"]))
 
 
 def _median(values: pd.Series[float] | None) -> float | None:

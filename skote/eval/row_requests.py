@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from skote.eval.codec import Codec
+from skote.eval.codec import Codec, HashCodec
 from skote.eval.filler import Filler, Ids
+from skote.eval.row_turns import NextTurn, rounds_of, think_times
 from skote.eval.sources.drawn_rows import DrawnRows
 from skote.eval.sources.formats import MOONCAKE_BLOCK
 from skote.eval.sources.row import Row
@@ -22,7 +23,7 @@ from skote.types import CapacityError, UsageError
 
 @dataclass(slots=True)
 class Changes:
-    """How many requests are not what the file has: with a shorter prompt or answer, or with stops that nobody obeys."""
+    """How many requests are not what the file has: with a shorter prompt or answer, or without their stop strings."""
 
     truncated: int = 0
     cut_answers: int = 0
@@ -36,15 +37,12 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class RowRequest:
-    """A row with its token ids, and the tokens of its answer.
-
-    `later` holds of each further turn what follows the answer before it.
-    """
+    """A row with its token ids, the tokens of its answer, and its further turns."""
 
     row: Row
     ids: Ids
     max_new_tokens: int
-    later: tuple[Ids, ...] = ()
+    later: tuple[NextTurn, ...] = ()
 
 
 class RowReader:
@@ -56,13 +54,20 @@ class RowReader:
         filler: makes the prompts of rows that state lengths alone.
         max_new_tokens: of an answer; rows that say nothing get so many, and none gets more.
         max_positions: of the model; None bounds nothing.
+        think: nanoseconds before each further turn whose row does not say.
     """
 
     def __init__(
-        self, config: SourceConfig, codec: Codec, filler: Filler, max_new_tokens: int, max_positions: int | None
+        self,
+        config: SourceConfig,
+        codec: Codec,
+        filler: Filler,
+        max_new_tokens: int,
+        max_positions: int | None,
+        think: Iterator[int],
     ) -> None:
         self._config, self._codec, self._filler = config, codec, filler
-        self._most_new, self._positions = max_new_tokens, max_positions
+        self._most_new, self._positions, self._think = max_new_tokens, max_positions, think
         self.changes = Changes()
 
     def fit(self, row: Row) -> Row | None:
@@ -74,7 +79,7 @@ class RowReader:
         if self._config.too_long != "drop":
             return row
         length = len(self._encode(row)) if row.input_tokens is None else row.input_tokens
-        return row if self._excess(length, self._new_tokens(row)) == 0 else None
+        return row if self._excess(length, self._answer(row, self._reply(row))) == 0 else None
 
     def read(self, row: Row) -> RowRequest:
         """The request of a row that `fit` has passed.
@@ -82,7 +87,8 @@ class RowReader:
         Raises:
             CapacityError: its prompt is too long, and such rows are refused.
         """
-        new = self._new_tokens(row)
+        reply = self._reply(row)
+        new = self._answer(row, reply)
         ids = self._encode(row) if row.input_tokens is None else None
         length = row.input_tokens or len(ids or ())
         excess = self._excess(length, new)
@@ -99,23 +105,27 @@ class RowReader:
             )
         ids = self._made(row, length - excess) if ids is None else ids[: length - excess]
         self.changes.truncated += excess > 0
-        self.changes.cut_answers += (self._stated(row) or 0) > new
-        self.changes.ignored_stops += row.stops
+        self.changes.cut_answers += (self._stated(row, reply) or 0) > new
+        if row.stop_strings and isinstance(self._codec, HashCodec):  # its answers have no text to look at
+            self.changes.ignored_stops += 1
+            row = replace(row, stop_strings=())
         return RowRequest(row, ids, new, self._later(row, len(ids), new))
 
-    def _later(self, row: Row, length: int, new: int) -> tuple[Ids, ...]:
-        """The further turns of a row, as far as they fit into the context with an answer of `new` tokens to each."""
+    def _later(self, row: Row, length: int, new: int) -> tuple[NextTurn, ...]:
+        """The further turns of a row, as far as they fit into the context with their answers."""
         if self._config.turns == "first":
             return ()
-        later: list[Ids] = []
-        rounds = [[{"role": "user", "content": text}] for text in row.turns] or parted_rounds(row.messages)
-        for messages in rounds[1:]:
-            ids = self._codec.encode_next_turn(messages)
+        later: list[NextTurn] = []
+        rounds = rounds_of(row)[1:]
+        for index, each in enumerate(rounds):
+            ids = self._codec.encode_next_turn(each.messages)
             length += new + len(ids)
+            new = self._answer(row, each.reply)
             if self._excess(length, new):
                 break
-            later.append(ids)
-        self.changes.dropped_turns += max(0, len(rounds) - 1 - len(later))
+            think_ns = row.think_ns[index] if index < len(row.think_ns) else next(self._think)
+            later.append(NextTurn(ids, new, think_ns))
+        self.changes.dropped_turns += len(rounds) - len(later)
         return tuple(later)
 
     def _where(self, row: Row) -> str:
@@ -124,11 +134,17 @@ class RowReader:
     def _scaled(self, tokens: int | None) -> int | None:
         return None if tokens is None else max(1, round(tokens * self._config.length_scale))
 
-    def _stated(self, row: Row) -> int | None:
-        return row.output_tokens or (len(self._codec.encode(row.reply)) if row.reply else None)
+    def _stated(self, row: Row, reply: str) -> int | None:
+        return row.output_tokens or (len(self._codec.encode(reply)) if reply else None)
 
-    def _new_tokens(self, row: Row) -> int:
-        return min(self._stated(row) or self._most_new, self._most_new)
+    def _answer(self, row: Row, reply: str) -> int:
+        return min(self._stated(row, reply) or self._most_new, self._most_new)
+
+    def _reply(self, row: Row) -> str:
+        """The answer that the file has to what is sent first."""
+        if self._config.turns == "all" and row.messages:
+            return rounds_of(row)[0].reply
+        return row.replies[0] if row.replies else ""
 
     def _excess(self, length: int, new: int) -> int:
         """By how many tokens a prompt of `length` is too long, where its answer takes `new`."""
@@ -143,24 +159,9 @@ class RowReader:
 
     def _encode(self, row: Row) -> Ids:
         if row.messages:
-            messages = parted_rounds(row.messages)[0] if self._config.turns == "all" else row.messages
+            messages = rounds_of(row)[0].messages if self._config.turns == "all" else row.messages
             return self._codec.encode_messages(messages, row.tools)
         return self._codec.encode_chat(row.turns[0])
-
-
-def parted_rounds(messages: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """What is said before each answer: by users and by tools, after the model's last answer.
-
-    The recorded answers are left out, since the model gives its own; what an assistant says before anybody asks stays.
-    """
-    rounds: list[list[dict[str, Any]]] = [[]]
-    for message in messages:
-        asked = any(each["role"] not in ("system", "developer", "assistant") for each in rounds[-1])
-        if message["role"] != "assistant" or (len(rounds) == 1 and not asked):
-            rounds[-1].append(message)
-        elif asked:
-            rounds.append([])
-    return [each for each in rounds if each]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +209,10 @@ def take_rows(
     Raises:
         UsageError: the file or a row cannot be read, there are too few, or a prompt is too long.
     """
-    reader = RowReader(config, codec, filler, max_new_tokens, max_positions)
+    think = think_times(config, random.Random(f"{seed}/think"))  # noqa: S311 - a string goes through SHA-512
+    reader = RowReader(config, codec, filler, max_new_tokens, max_positions, think)
     source = RowFile(config) if config.path is not None else DrawnRows(config)
-    taken = source.take(*sizes, reader.fit, random.Random(f"{seed}/rows"))  # noqa: S311 - a string goes through SHA-512
+    taken = source.take(*sizes, reader.fit, random.Random(f"{seed}/rows"))  # noqa: S311 - as above
     blocks = [taken[start : start + sizes[2]] for start in range(0, len(taken), sizes[2])]
     rows = [row for block in blocks for row in sorted(block, key=lambda row: row.at_ns or 0)]
     requests = [reader.read(row) for row in rows]

@@ -27,12 +27,13 @@ from skote.config import CONF_DIR, RunConfig, recorded_settings, register_schema
 from skote.eval.capacity import CapacitySearch
 from skote.eval.check import check_limits
 from skote.eval.comparison import read_comparison, render_comparison
-from skote.eval.plan import SIMULATED, Plan, plan_run
+from skote.eval.plan import WITHOUT_MODEL, Plan, plan_run
 from skote.eval.progress import RunProgress
 from skote.eval.record import Run, read_run
+from skote.eval.resume import take_resume
 from skote.eval.session import Session
 from skote.eval.stand_in import stand_in
-from skote.eval.sweep import Cell, Sweep, cell_key, finished_code, read_sweep, shuffled
+from skote.eval.sweep import SEARCH, Cell, Sweep, cell_key, finished_code, shuffled
 from skote.eval.turn import machine_turn
 from skote.eval.usage import refusal, sentence
 from skote.eval.verify import differences
@@ -86,7 +87,7 @@ class Runner:
 
     Args:
         console: where progress goes.
-        resumed: the sweep that this command goes on with.
+        resumed: the sweep, or the search, that this command goes on with.
         argv: the command, where it is not this process's own.
     """
 
@@ -209,7 +210,9 @@ class Runner:
         if settings.search.start is not None:
             compare = _compares(settings, job.compare)
             progress_of = partial(RunProgress, self._console)
-            return CapacitySearch(settings, job.directory, progress_of, command, job.overrides, compare).run()
+            record = Sweep(job.directory, self._argv[1:], settings.seed, [], SEARCH)
+            resumed = self._resumed is not None
+            return CapacitySearch(settings, record, progress_of, command, job.overrides, compare, resumed).run()
         with RunProgress(self._console) as progress:
             ready = _prepare(job, progress)
             kept = finished_code(job.directory, ready.key) if self._resumed else None
@@ -255,7 +258,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a time limit ends a run as Ctrl-C does
     said = io.StringIO()
     try:
-        runner = Runner(Console(highlight=False), _take_resume())
+        runner = Runner(Console(highlight=False), take_resume())
         launched = _launcher(sys.argv[1:])
         task = partial(run_launched, list(sys.argv)) if launched else runner.collect
         compose = hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="config")(task)
@@ -275,28 +278,6 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)
     sys.exit(code)
-
-
-def _take_resume() -> Sweep | None:
-    """The sweep that `resume=DIR` names: the command line becomes that sweep's own, with its directory.
-
-    Raises:
-        UsageError: there is no sweep in DIR, or the rest of the command line is another one's.
-    """
-    values = [argument.partition("=")[2].strip("'\"") for argument in sys.argv[1:] if argument.startswith("resume=")]
-    if not values or values[-1] in ("", "null"):
-        return None
-    sweep = read_sweep(Path(values[-1]))
-    own = [argument for argument in sweep.arguments if not argument.startswith("hydra.sweep.dir=")]
-    given = [argument for argument in sys.argv[1:] if not argument.startswith(("resume=", "hydra.sweep.dir="))]
-    if given and sorted(given) != sorted(own):
-        raise UsageError(
-            f"resume={values[-1]} goes on with a sweep whose command was {shlex.join(own)!r}: repeat that, or give "
-            "resume=DIR alone."
-        )
-    quoted = str(sweep.directory).replace("\\", "\\\\").replace("'", "\\'")
-    sys.argv[1:] = [*own, f"hydra.sweep.dir='{quoted}'"]
-    return sweep
 
 
 def _prepare(job: Job, progress: RunProgress) -> Ready:
@@ -389,10 +370,10 @@ def _plain(hydra_config: Any, key: str) -> dict[str, Any]:  # noqa: ANN401 (Hydr
 def _compares(settings: RunConfig, option: str) -> bool:
     """Whether there is a second arm, by the `option` of the group `compare`.
 
-    One engine against itself, and a simulated one against another, only where the option was chosen, on the command
+    One engine against itself, and one without a model against another, only where the option was chosen, on the command
     line or in an experiment's file.
     """
     if not settings.compare["name"] or option != "default":
         return bool(settings.compare["name"])
     itself: bool = settings.compare["name"] == settings.engine["name"]
-    return not itself and settings.engine["_target_"] != SIMULATED._target_
+    return not itself and settings.engine["_target_"] not in WITHOUT_MODEL

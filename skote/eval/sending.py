@@ -26,7 +26,7 @@ def send_block(
     """
     if workload.turns:
         open_at_once = workload.concurrency if workload.load == "closed" else None
-        talks = Conversations(requests, workload.turns[block], workload.think_ns, open_at_once)
+        talks = Conversations(requests, workload.turns[block], workload.think_ns[block], open_at_once)
         times = workload.times[block] if workload.times else (0,) * len(talks.first)
         run_schedule(dispatcher, talks.first, times, on_completion, give_up, talks.follow)
         return talks.prompts

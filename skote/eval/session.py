@@ -45,6 +45,7 @@ from skote.runtime.backend import AnyReplica, Backend, ProcessBackend, open_back
 from skote.runtime.capacity import describe_accelerators, gpu_uuids
 from skote.runtime.ceilings import measure_ceilings
 from skote.runtime.devices import threads_per_replica
+from skote.runtime.stops import Stopping
 from skote.types import Completion, EngineError, ExitCode, RecordError
 
 _REFERENCE = EngineConfig(
@@ -184,6 +185,7 @@ class Session:
         for step in plan_passes(len(self.workload.blocks), self.plan.settings.seed, _names(arms), first):
             idle = [pid for arm in arms if arm.name != step.arm for pid in arm.pids_here]
             self._run_pass(by_name[step.arm], step, idle)
+            self.passes[-1]["cache_probe"] = by_name[step.arm].probe_cache(self.workload.cache_probes[step.block])
 
     def _blocks_to_add(self, rule: StopRule) -> int:
         """How many blocks the run still needs before the next look, judged from what is on disk."""
@@ -294,8 +296,10 @@ class Session:
             dtype=settings.dtype.name,
             reference=self._fp32_reference,
             eos_ids=self.plan.spec.eos_ids,
+            stopping=Stopping(str(self.plan.source.local_dir)),
             vocab=self.plan.vocab,
             seed=settings.seed,
+            decode=self.plan.codec.decode if self.plan.codec else None,
         )
 
     @contextmanager
@@ -305,7 +309,8 @@ class Session:
 
     def _note_parity(self, parity: dict[str, Any]) -> None:
         self.parity = parity
-        self.progress.say(f"  {'passed' if parity['passed'] else 'FAILED'}: {parity['sentence']}")
+        outcome = {True: "passed", False: "FAILED", None: "not judged"}[parity["passed"]]
+        self.progress.say(f"  {outcome}: {parity['sentence']}")
 
     def _run_pass(self, arm: Arm, step: Pass, idle_pids: list[int]) -> None:
         workload = self.workload
@@ -350,6 +355,7 @@ class Session:
     def _write(self, status: str, error: str | None = None, *, ended: bool = False) -> None:
         plan, settings = self.plan, self.plan.settings
         replicas = [replica for arm in self.arms.values() for replica in arm["replicas"]]
+        may_stop = [each.request_id for each in self.workload.requests if each.may_stop]
         fingerprints = [replica["info"].get("weights_fingerprint") for replica in replicas]
         self.writer.flush()
         self.writer.write_json(
@@ -375,6 +381,7 @@ class Session:
                 "devices": plan.devices,
                 "arms": self.arms,
                 "requested_tokens": {each.request_id: each.max_new_tokens for each in self.workload.requests},
+                **({"may_stop": may_stop} if may_stop else {}),
                 "parity": self.parity,
                 "contracts": self.contracts,
                 "harness": self.harness,

@@ -1,6 +1,7 @@
 """A sweep's own record, sweep.json: its jobs in the order in which they run, and how each ended.
 
-It is written before the first job starts and after each one, so that a sweep that was killed says what is left.
+It is written before the first job starts and after each one, so that a sweep that was killed says what is left. A
+capacity search, which chooses its jobs as it goes, has the same in search.json.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from skote.types import ExitCode, UsageError
 
 SCHEMA_VERSION = 1
 NAME = "sweep.json"
+SEARCH = "search.json"
 
 State = Literal["waiting", "done", "failed", "interrupted"]
 T = TypeVar("T")
@@ -41,15 +43,19 @@ class Cell:
 
 @dataclass
 class Sweep:
-    """The jobs of one command, in the order in which they run; `seed` is what that order was drawn from."""
+    """The jobs of one command, in the order in which they run; `seed` is what that order was drawn from.
+
+    `name` is that of its file: `NAME`, or `SEARCH`.
+    """
 
     directory: Path
     arguments: list[str]
     seed: int
     cells: list[Cell]
+    name: str = NAME
 
     def write(self) -> None:
-        """Write sweep.json.
+        """Write its file.
 
         Raises:
             RecordError: it could not be written.
@@ -60,7 +66,7 @@ class Sweep:
             "seed": self.seed,
             "cells": [asdict(cell) for cell in self.cells],
         }
-        write_text(self.directory / NAME, json.dumps(content, indent=2, sort_keys=True) + "\n")
+        write_text(self.directory / self.name, json.dumps(content, indent=2, sort_keys=True) + "\n")
 
     def name_of(self, cell: Cell) -> str:
         """A job by its directory and what it does not share with all others: "3 (workload.blocks=0 seed=1)"."""
@@ -78,24 +84,25 @@ class Sweep:
 
 
 def read_sweep(directory: Path) -> Sweep:
-    """The record of the sweep in `directory`.
+    """The record of the sweep, or of the search, in `directory`.
 
     Raises:
         UsageError: there is none, or it cannot be understood.
     """
-    path = directory / NAME
+    path = directory / SEARCH if (directory / SEARCH).exists() else directory / NAME
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(
-            f"resume={directory} needs the directory of a sweep (-m), with its {NAME}: {error.strerror or error}."
+            f"resume={directory} needs the directory of a sweep (-m) or a search, with its {NAME} or {SEARCH}: "
+            f"{error.strerror or error}."
         ) from error
     except ValueError as error:
         raise UsageError(f"{path} is damaged: {error}.") from error
     if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
-        raise UsageError(f"{path} was not written by this version of Skotergy: start the sweep anew.")
+        raise UsageError(f"{path} was not written by this version of Skotergy: start it anew.")
     cells = [Cell(**cell) for cell in content["cells"]]
-    return Sweep(directory, content["arguments"], content["seed"], cells)
+    return Sweep(directory, content["arguments"], content["seed"], cells, path.name)
 
 
 def shuffled(items: Sequence[T], seed: int) -> list[T]:

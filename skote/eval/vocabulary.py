@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from skote.eval.parity import Ids, token_parity
-from skote.types import UNKNOWN_ID, InvalidRunError
+from skote.types import InvalidRunError
 
 
 class OtherVocabularyError(InvalidRunError):
@@ -20,11 +20,6 @@ def check_ids(arm: str, outputs: Mapping[str, Ids], vocab: int) -> None:
         OtherVocabularyError: one lies outside of 0 to `vocab` - 1.
     """
     for request_id, ids in outputs.items():
-        if UNKNOWN_ID in ids:
-            raise OtherVocabularyError(
-                f"The {arm} did not tell the ids of its answer to request {request_id}, so that nothing shows that it "
-                "runs the same model: compare it with a server that tells them (return_token_ids), or set compare=none."
-            )
         foreign = next((token for token in ids if not 0 <= token < vocab), None)
         if foreign is not None:
             raise OtherVocabularyError(

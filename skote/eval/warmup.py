@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import random
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from skote.types import Request, UsageError
+
+NEVER = "\N{OBJECT REPLACEMENT CHARACTER}" * 64
+"""A stop string that no answer has."""
 
 Ids = tuple[int, ...]
 _TRIES = 1000
@@ -43,6 +48,27 @@ class Unmeasured:
         """
         return self._another(lambda: self._fit(self._draw(length), length))
 
+    def shuffled(self, like: Ids, rng: random.Random) -> Ids | None:
+        """The tokens of `like`, a measured prompt, in another order, but for what all begin and all end with.
+
+        None where there is no other order that nobody has.
+        """
+        head, tail = self._common
+        if head + tail >= len(like):
+            head = tail = 0
+        end = len(like) - tail
+        for _ in range(_TRIES):
+            ids = (*like[:head], *rng.sample(like[head:end], end - head), *like[end:])
+            if ids not in self._taken:
+                self._taken.add(ids)
+                return ids
+        return None
+
+    @functools.cached_property
+    def _common(self) -> tuple[int, int]:
+        """How many tokens all measured prompts begin with, and end with."""
+        return _shared(self._measured), _shared_end(self._measured)
+
     def _another(self, make: Callable[[], Ids]) -> Ids:
         for _ in range(_TRIES):
             ids = make()
@@ -74,8 +100,17 @@ def _shared(prompts: Sequence[Ids]) -> int:
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
+def _shared_end(prompts: Sequence[Ids]) -> int:
+    """How many tokens all of `prompts`, which may be many and long, end with."""
+    first, shared = prompts[0], len(prompts[0])
+    for other in prompts[1:]:
+        pairs = zip(itertools.islice(reversed(first), shared), reversed(other), strict=False)
+        shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return shared
+
+
 def warmup_requests(requests: Sequence[Request], prompts: Unmeasured) -> tuple[Request, ...]:
-    """Requests at the shapes of `requests`, which never stop early.
+    """Requests at the shapes of `requests`, which never stop early; looked through for a stop string where those are.
 
     One for each distinct shape (prompt tokens, new tokens) where there are at most five, else for the shortest, the
     longest, the quartiles between them by prompt length, and the shape with the most new tokens.
@@ -84,8 +119,9 @@ def warmup_requests(requests: Sequence[Request], prompts: Unmeasured) -> tuple[R
         UsageError: there are no prompts for it.
     """
     sampling = requests[0].sampling
+    stop_strings = (NEVER,) if any(request.stop_strings for request in requests) else ()
     return tuple(
-        Request(f"w{index:02d}", prompts.fitted(length), new, sampling, ignore_eos=True)
+        Request(f"w{index:02d}", prompts.fitted(length), new, sampling, ignore_eos=True, stop_strings=stop_strings)
         for index, (length, new) in enumerate(_shapes(requests))
     )
 

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, cast
 
 from skote.eval.arrivals import NEEDED, S, Times, arrival_times, offered_rate
+from skote.eval.cache_probe import CacheProbe, cache_probe
 from skote.eval.codec import Codec
 from skote.eval.conversation import Turns, at_full_length
 from skote.eval.dealing import Ids, document_lengths
@@ -36,7 +37,9 @@ class Workload:
     alone. `listed` holds the prompts of the list that the blocks came from, None where they are made, or a file's.
     `prefix` is what the measured prompts share with earlier ones. `source` says what was found in the file that the
     requests came from. Where they are conversations, `turns` has how many requests each of a block's has, spare blocks
-    included, and `think_ns` passes before a next one; then a later turn's ids are `skote.eval.conversation`'s.
+    included, and `think_ns` how long passes between each request and the answer before it (0 for first turns); then a
+    later turn's ids are `skote.eval.conversation`'s. `cache_probes` has what is asked after a pass of each block, spare
+    ones included.
     """
 
     name: str
@@ -55,7 +58,8 @@ class Workload:
     times: tuple[Times, ...] = ()
     source: dict[str, Any] | None = None
     turns: tuple[Turns, ...] = ()
-    think_ns: int = 0
+    think_ns: tuple[Times, ...] = ()
+    cache_probes: tuple[CacheProbe | None, ...] = ()
 
     @property
     def requests(self) -> tuple[Request, ...]:
@@ -140,8 +144,10 @@ def build_workload(
     possible = tuple(itertools.chain.from_iterable(every))
     unmeasured = Unmeasured(dealt.undealt, [request.input_ids for request in possible])
     probe = _probe(config, _at_full_length(possible, dealt.turns), unmeasured, seed)
-    load, think_ns = cast("Load", config.load), round(config.source.think_ms * 1e6)
+    warmup = warmup_requests(_at_full_length(possible, dealt.turns), unmeasured)
+    load = cast("Load", config.load)
     times = dealt.times or _times(config, seed, count)
+    rng = random.Random(f"{seed}/cache")  # noqa: S311
     concurrency = None if times else config.concurrency or config.requests_per_block
     return Workload(
         name=config.name,
@@ -153,14 +159,15 @@ def build_workload(
         max_new_tokens=config.max_new_tokens,
         greedy=all(request.sampling.greedy for request in possible),
         respect_eos=config.respect_eos,
-        warmup=warmup_requests(_at_full_length(possible, dealt.turns), unmeasured),
+        warmup=warmup,
         probe=probe,
-        sha256=_fingerprint(blocks, load, concurrency, times, dealt.turns, think_ns),
+        sha256=_fingerprint(blocks, load, concurrency, times, dealt.turns, dealt.think_ns),
         prefix=_prefix(blocks, dealt.turns),
         times=times,
         source=dealt.source,
         turns=dealt.turns,
-        think_ns=think_ns,
+        think_ns=dealt.think_ns,
+        cache_probes=tuple(cache_probe(block, unmeasured, rng) for block in every),
     )
 
 
@@ -221,7 +228,7 @@ def _fingerprint(
     concurrency: int | None,
     times: Sequence[Times],
     turns: Sequence[Turns],
-    think_ns: int,
+    think_ns: Sequence[Times],
 ) -> str:
     """SHA-256 of the JSON of all that is sent, and when; hashed request by request, since it may be gigabytes."""
     digest = hashlib.sha256(b'{"blocks":[')
@@ -233,6 +240,7 @@ def _fingerprint(
                 "max_new_tokens": request.max_new_tokens,
                 "ignore_eos": request.ignore_eos,
                 **asdict(request.sampling),
+                **({"stop_ids": request.stop_ids, "stop_strings": request.stop_strings} if request.may_stop else {}),
             }
             digest.update(b"," * bool(index) + _json(content))
         digest.update(b"]")
@@ -240,7 +248,7 @@ def _fingerprint(
     if times:
         rest["times"] = times[: len(blocks)]
     if turns:
-        rest |= {"turns": turns[: len(blocks)], "think_ns": think_ns}
+        rest |= {"turns": turns[: len(blocks)], "think_ns": think_ns[: len(blocks)]}
     digest.update(b"]," + _json(rest)[1:])
     return digest.hexdigest()
 

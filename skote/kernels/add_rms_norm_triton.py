@@ -13,7 +13,16 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from skote.kernels.launch import MAX_COLUMNS, check_tensors, padded
+from skote.kernels.launch import (
+    check_columns,
+    check_dtype,
+    check_float,
+    check_norm,
+    check_rank,
+    check_shape,
+    check_tensors,
+    padded,
+)
 from skote.kernels.rms_norm import rms_norm_reference
 from skote.kernels.rms_norm_triton import launch_shape
 
@@ -89,30 +98,32 @@ def add_rms_norm(
     """Launch the kernel.
 
     Args:
-        x: `[rows, hidden]`, fp32, in place.
+        x: `[rows, hidden]`, fp32, in place; `hidden` is at most `MAX_COLUMNS`.
         delta: `[rows, hidden]` or `[parts, rows, hidden]`, in any float dtype, or None: nothing is added.
-        norm: `[hidden]`.
-        out: `[rows, hidden]`, in any float dtype, written.
+        norm: `[hidden]`, in any float dtype.
+        out: `[rows, hidden]`, in any float dtype, written; it may be `delta`.
         pdl: let the next kernel start early; it has to wait before what it reads.
         post: `[hidden]`, the norm of `delta` where it has one.
 
     Raises:
-        TypeError, ValueError: what `check_tensors` refuses, shapes that do not match, or rows beyond `MAX_COLUMNS`.
+        TypeError, ValueError: what the checks of `launch` refuse, or a delta of another shape.
     """
-    rows, hidden = x.shape
     check_tensors("add_rms_norm", x=x, norm=norm, out=out, delta=x if delta is None else delta)
+    check_rank("add_rms_norm", 2, x=x)
+    rows, hidden = x.shape
+    check_columns("add_rms_norm", hidden)
+    check_dtype("add_rms_norm", torch.float32, x=x)
+    check_norm("add_rms_norm", hidden, norm=norm)
     if post is not None:
         check_tensors("add_rms_norm", x=x, post=post)
-        if post.shape != (hidden,):
-            raise ValueError(f"add_rms_norm: x {tuple(x.shape)} and post {tuple(post.shape)} do not belong together.")
-    parts = 0 if delta is None else 1 if delta.ndim == 2 else delta.shape[0]
-    if out.shape != x.shape or norm.shape != (hidden,) or (delta is not None and delta.shape[-2:] != x.shape):
+        check_norm("add_rms_norm", hidden, post=post)
+    check_float("add_rms_norm", out=out, delta=x if delta is None else delta)
+    check_shape("add_rms_norm", (rows, hidden), out=out)
+    if delta is not None and (delta.ndim not in (2, 3) or delta.shape[-2:] != x.shape):
         raise ValueError(
-            f"add_rms_norm: x {tuple(x.shape)}, delta {None if delta is None else tuple(delta.shape)}, norm "
-            f"{tuple(norm.shape)} and out {tuple(out.shape)} do not belong together."
+            f"add_rms_norm: delta has shape {tuple(delta.shape)}, expected {(rows, hidden)}, or several of them."
         )
-    if hidden > MAX_COLUMNS:
-        raise ValueError(f"add_rms_norm: rows of {hidden} elements; the kernel takes 1 to {MAX_COLUMNS}.")
+    parts = 0 if delta is None else 1 if delta.ndim == 2 else delta.shape[0]
     add_rms_norm_kernel[(rows,)](
         x,
         x if delta is None else delta,

@@ -19,7 +19,16 @@ import triton.language as tl
 
 from skote.kernels.activation import activated as activated_reference
 from skote.kernels.activation_triton import activated, check_activation
-from skote.kernels.launch import check_matrix, check_operand, check_tensors
+from skote.kernels.launch import (
+    check_columns,
+    check_dtype,
+    check_float,
+    check_offsets,
+    check_operand,
+    check_rank,
+    check_shape,
+    check_tensors,
+)
 
 
 class Groups(NamedTuple):
@@ -120,6 +129,8 @@ def expert_gemm(
         x: `[tokens or pairs, columns]`, in the weight's dtype.
         weight: `[experts, outputs, columns]`, or with an `activation` `[experts, 2 * outputs, columns]`, gate first.
         groups: of as many pairs as `x` has rows, or a multiple of them.
+        out_dtype: a float dtype.
+        activation: one of `ACTIVATIONS`, or None.
 
     Returns:
         `[pairs, outputs]`, of `out_dtype`.
@@ -128,17 +139,29 @@ def expert_gemm(
         TypeError, ValueError: what the checks of `launch` refuse, or rows that do not match the pairs.
     """
     op = "expert_gemm"
-    check_tensors(op, x=x, weight=weight, order=groups.order, expert=groups.expert, first=groups.first, end=groups.end)
-    experts, rows, columns = weight.shape
-    check_matrix(op, weight.flatten(0, 1), experts * rows, x.shape[1])
+    blocks = {"expert": groups.expert, "first": groups.first, "end": groups.end}
+    check_tensors(op, x=x, weight=weight, order=groups.order, **blocks)
+    check_rank(op, 2, x=x)
+    check_rank(op, 3, weight=weight)
+    check_rank(op, 1, order=groups.order, **blocks)
+    _, rows, columns = weight.shape
+    check_float(op, weight=weight)
     check_operand(op, weight, x=x)
+    check_columns(op, columns)
+    check_shape(op, (len(x), columns), x=x)
+    check_offsets(op, **{"an expert's matrix": rows * columns})
+    check_dtype(op, torch.int32, order=groups.order, **blocks)
+    check_shape(op, tuple(groups.expert.shape), first=groups.first, end=groups.end)
+    pairs = len(groups.order)
+    if len(x) == 0 or pairs % len(x):
+        raise ValueError(f"{op}: {pairs} pairs are not a multiple of the {len(x)} rows of x.")
     if activation is not None:
         check_activation(op, activation)
-    pairs = len(groups.order)
-    if pairs % len(x) or (activation is not None and rows % 2):
-        raise ValueError(f"{op}: {pairs} pairs of {len(x)} rows of x, and weight {tuple(weight.shape)}, do not match.")
+        if rows % 2:
+            raise ValueError(f"{op}: {rows} rows of an expert's matrix are not gate and up of one length.")
     outputs = rows if activation is None else rows // 2
     out = torch.empty(pairs, outputs, dtype=out_dtype, device=x.device)
+    check_float(op, out=out)
     tile, block, stages = gemm_tile(weight.dtype)
     expert_gemm_kernel[(len(groups.expert), triton.cdiv(outputs, tile))](
         x,

@@ -22,7 +22,20 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from skote.kernels.activation import activated as activated_reference
 from skote.kernels.activation_triton import activated, check_activation
 from skote.kernels.experts import chosen_experts
-from skote.kernels.launch import Tile, check_matrix, check_operand, check_tensors, check_turns, padded
+from skote.kernels.launch import (
+    Tile,
+    check_columns,
+    check_dtype,
+    check_float,
+    check_norm,
+    check_offsets,
+    check_operand,
+    check_rank,
+    check_shape,
+    check_tensors,
+    check_turns,
+    padded,
+)
 from skote.kernels.rms_norm import rms_norm_reference
 from skote.kernels.row_dot_triton import norm_chunks, normed_chunks, row_chunks, row_dot, weight_chunks
 
@@ -178,29 +191,32 @@ def expert_up_gemv(
     """Launch the kernel.
 
     Args:
-        x: `[hidden]`, fp32.
-        norm: `[hidden]`; weight: `[experts, 2 * intermediate, hidden]`, gate first.
+        x: `[hidden]`, fp32; `hidden` is at most `MAX_COLUMNS`.
+        norm, weight: `[hidden]` and `[experts, 2 * intermediate, hidden]`, gate first, in any float dtype.
         logits: `[experts]`, fp32.
-        h: `[chosen, intermediate]`, written.
+        h: `[chosen, intermediate]`, in any float dtype, written.
         chosen, share: `[chosen]`, int32 and fp32, written: the experts, likeliest first, and what each counts.
         normalised: shares are divided by their sum.
         tile: `rows` counts the rows of gate and up together; there is one turn.
         activation: one of `ACTIVATIONS`.
 
     Raises:
-        TypeError, ValueError: what the checks of `launch` refuse, shapes that do not match, or too many experts.
+        TypeError, ValueError: what the checks of `launch` refuse, or too many experts.
     """
     op = "expert_up_gemv"
     check_tensors(op, x=x, norm=norm, weight=weight, logits=logits, h=h, chosen=chosen, share=share)
+    check_rank(op, 1, x=x, logits=logits)
+    check_rank(op, 2, h=h)
+    (count, intermediate), hidden, experts = h.shape, x.shape[0], logits.shape[0]
+    rows = 2 * intermediate
+    check_dtype(op, torch.float32, x=x, logits=logits)
+    check_norm(op, hidden, norm=norm)
+    check_float(op, weight=weight, h=h)
+    check_columns(op, hidden)
+    check_shape(op, (experts, rows, hidden), weight=weight)
+    check_offsets(op, **{"an expert's matrix": rows * hidden})
     check_activation(op, activation)
-    (count, intermediate), (experts, rows, hidden) = h.shape, weight.shape
-    check_matrix(op, weight.flatten(0, 1), experts * rows, x.numel())
-    _check_choice(op, chosen, share, count, experts)
-    if x.dtype != torch.float32 or norm.shape != x.shape or logits.shape != (experts,) or rows != 2 * intermediate:
-        raise ValueError(
-            f"{op}: x {tuple(x.shape)} {x.dtype}, norm {tuple(norm.shape)}, weight {tuple(weight.shape)}, logits "
-            f"{tuple(logits.shape)} and h {tuple(h.shape)} do not belong together."
-        )
+    _check_choice(op, experts, count, chosen=chosen, share=share)
     check_turns(op, tile._replace(turns=1), rows, weight, hidden)
     expert_up_gemv_kernel[(rows // tile.rows, count)](
         x,
@@ -230,20 +246,29 @@ def expert_up_gemv(
 def expert_down_gemv(
     x: torch.Tensor, h: torch.Tensor, weight: torch.Tensor, chosen: torch.Tensor, share: torch.Tensor, *, pdl: bool
 ) -> None:
-    """Launch the kernel: `x` [hidden], fp32, in place; `h` [chosen, intermediate]; `weight` [experts, hidden,
-    intermediate]; `chosen` and `share` as `expert_up_gemv` leaves them.
+    """Launch the kernel.
+
+    Args:
+        x: `[hidden]`, fp32, in place.
+        h: `[chosen, intermediate]`, in the weight's dtype.
+        weight: `[experts, hidden, intermediate]`, in any float dtype; `intermediate` is at most `MAX_COLUMNS`.
+        chosen, share: as `expert_up_gemv` leaves them.
 
     Raises:
-        TypeError, ValueError: what the checks of `launch` refuse, shapes that do not match, or too many experts.
+        TypeError, ValueError: what the checks of `launch` refuse, or too many experts.
     """
     op = "expert_down_gemv"
     check_tensors(op, x=x, h=h, weight=weight, chosen=chosen, share=share)
-    (count, columns), (experts, outputs, _) = h.shape, weight.shape
-    check_matrix(op, weight.flatten(0, 1), experts * outputs, columns)
+    check_rank(op, 1, x=x)
+    check_rank(op, 2, h=h)
+    check_rank(op, 3, weight=weight)
+    (count, columns), outputs, experts = h.shape, x.shape[0], weight.shape[0]
+    check_dtype(op, torch.float32, x=x)
+    check_float(op, weight=weight)
     check_operand(op, weight, h=h)
-    _check_choice(op, chosen, share, count, experts)
-    if x.shape != (outputs,) or x.dtype != torch.float32:
-        raise ValueError(f"{op}: x {tuple(x.shape)} {x.dtype} and weight {tuple(weight.shape)} do not belong together.")
+    check_columns(op, columns)
+    check_shape(op, (experts, outputs, columns), weight=weight)
+    _check_choice(op, experts, count, chosen=chosen, share=share)
     chunk, rows, warps = down_tile(columns, padded(count), outputs)
     expert_down_gemv_kernel[(outputs // rows,)](
         x,
@@ -275,17 +300,11 @@ def down_tile(columns: int, slots: int, outputs: int) -> tuple[int, int, int]:
     return chunk, 2 if outputs % 2 == 0 and slots * columns <= 8192 else 1, 4
 
 
-def _check_choice(op: str, chosen: torch.Tensor, share: torch.Tensor, count: int, experts: int) -> None:
+def _check_choice(op: str, experts: int, count: int, *, chosen: torch.Tensor, share: torch.Tensor) -> None:
     if not 1 <= count <= min(experts, MAX_CHOSEN) or experts > MAX_EXPERTS:
         raise ValueError(
             f"{op}: {count} of {experts} experts; the kernel takes up to {MAX_CHOSEN} of at most {MAX_EXPERTS}."
         )
-    if (
-        chosen.dtype != torch.int32
-        or share.dtype != torch.float32
-        or (chosen.shape, share.shape) != ((count,), (count,))
-    ):
-        raise ValueError(
-            f"{op}: chosen {tuple(chosen.shape)} {chosen.dtype} and share {tuple(share.shape)} {share.dtype}; expected "
-            f"{count} of int32 and of float32."
-        )
+    check_dtype(op, torch.int32, chosen=chosen)
+    check_dtype(op, torch.float32, share=share)
+    check_shape(op, (count,), chosen=chosen, share=share)

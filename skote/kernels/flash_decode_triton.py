@@ -33,7 +33,17 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from skote.kernels.activation_triton import cap_argument
 from skote.kernels.attention import capped
 from skote.kernels.flash_split_triton import first_split, flash_group_kernel, flash_stream_kernel, flash_tile_kernel
-from skote.kernels.launch import DTYPES, check_tensors, padded
+from skote.kernels.launch import (
+    check_dtype,
+    check_float,
+    check_offsets,
+    check_rank,
+    check_shape,
+    check_tensors,
+    check_window,
+    padded,
+)
+from skote.kernels.pages import check_head_dim, check_pool, check_table
 
 STREAM_ROWS = 16  # tl.dot's smallest tile: a group's queries are padded to it
 MIN_HEAD_DIM = 16
@@ -176,42 +186,44 @@ def flash_decode(
     """Launch the kernels for a cache of which at most the first `positions` positions are in use.
 
     Args:
-        q: `[rows, heads, head_dim]`.
-        k, v: `[kv_heads, slots, head_dim]`, the pool of all rows; `head_dim` is a power of two of at least 16.
+        q: `[rows, heads, head_dim]`, in any float dtype; `heads` is a multiple of `kv_heads`.
+        k, v: `[kv_heads, slots, head_dim]`, the pool of all rows, both in one float dtype; `head_dim` is a power of two
+            of at least 16, and `slots` are whole pages.
         position: int32 `[rows]`, below `positions`, negative where a row is idle.
         table: int32 `[rows, pages]`, physical page of each logical one; those of idle rows are pages of the pool too.
-        out: `[rows, heads, head_dim]`, written.
+        out: `[rows, heads, head_dim]`, in any float dtype, written.
         sums, stats: fp32 room for `[rows, splits, heads, head_dim]` and `[rows, splits, 2, heads]`, overwritten.
         scale: of q K^T, in place of 1 / sqrt(head_dim).
         window: how many of the newest positions are attended to; None is all.
         softcap: of the scores; None is none.
 
     Raises:
-        TypeError, ValueError: what `check_tensors` refuses, an empty window, a soft cap of 0, shapes that do not match,
-            or too little room.
+        TypeError, ValueError: what the checks of `launch` and `pages` refuse, a soft cap that is not above 0, or too
+            little room.
     """
     check_tensors("flash_decode", q=q, k=k, v=v, position=position, table=table, out=out, sums=sums, stats=stats)
+    check_rank("flash_decode", 3, q=q, k=k)
     (rows, heads, head_dim), (kv_heads, slots, _) = q.shape, k.shape
-    if k.dtype not in DTYPES or k.dtype != v.dtype or k.shape != v.shape or out.shape != q.shape or heads % kv_heads:
-        raise ValueError(
-            f"flash_decode: q {tuple(q.shape)}, k {tuple(k.shape)} {k.dtype}, v {tuple(v.shape)} {v.dtype} and "
-            f"out {tuple(out.shape)} do not belong together."
-        )
-    if padded(head_dim) != head_dim or head_dim < MIN_HEAD_DIM:
-        raise ValueError(f"flash_decode: head_dim {head_dim} must be a power of two of at least {MIN_HEAD_DIM}.")
-    if position.shape != (rows,) or table.ndim != 2 or table.shape[0] != rows:
-        raise ValueError(f"flash_decode: position {tuple(position.shape)} and table {tuple(table.shape)}, {rows} rows.")
+    check_float("flash_decode", q=q, out=out)
+    check_head_dim("flash_decode", head_dim, MIN_HEAD_DIM)
+    check_pool("flash_decode", head_dim, k=k, v=v)
+    if kv_heads == 0 or heads % kv_heads:
+        raise ValueError(f"flash_decode: {heads} query heads cannot share {kv_heads} kv heads evenly.")
+    check_shape("flash_decode", (rows, heads, head_dim), out=out)
+    check_dtype("flash_decode", torch.int32, position=position)
+    check_shape("flash_decode", (rows,), position=position)
+    check_table("flash_decode", table, (rows,), page=cut.page, slots=slots, positions=positions)
+    check_dtype("flash_decode", torch.float32, sums=sums, stats=stats)
+    check_offsets("flash_decode", sums=sums.numel())
     cap = cap_argument("flash_decode", softcap)
-    if window is not None and window < 1:
-        raise ValueError(f"flash_decode: a window of {window} positions; it must have at least one.")
+    check_window("flash_decode", window)
     window = None if window is None or window >= positions else window
     split, splits = cut.splits(positions, window)
-    if (
-        table.shape[1] * cut.page < positions
-        or sums.numel() < rows * splits * heads * head_dim
-        or stats.numel() < rows * splits * 2 * heads
-    ):
-        raise ValueError(f"flash_decode: table, sums or stats are too small for {positions} positions.")
+    if sums.numel() < rows * splits * heads * head_dim or stats.numel() < rows * splits * 2 * heads:
+        raise ValueError(
+            f"flash_decode: sums {tuple(sums.shape)} or stats {tuple(stats.shape)} are too small for {rows} rows of "
+            f"{splits} splits."
+        )
     base = 1.0 if softcap else math.log2(math.e)
     factor = base / math.sqrt(head_dim) if scale is None else base * scale
     shape: dict[str, float] = {
@@ -220,8 +232,9 @@ def flash_decode(
         "HEAD_DIM": head_dim,
         "PAGE": cut.page,
         "PDL": pdl,
+        "WINDOW": window or 0,
+        "CAP": cap,
     }
-    shape |= {"WINDOW": window or 0, "CAP": cap}
     reach = window or positions
     if reach <= cut.tiled:
         flash_tile_kernel[(heads, splits, rows)](

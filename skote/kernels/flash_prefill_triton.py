@@ -20,9 +20,18 @@ import triton.language as tl
 from skote.kernels.activation_triton import cap_argument
 from skote.kernels.attention import prefill_attention
 from skote.kernels.flash_split_triton import in_base_2
-from skote.kernels.launch import DTYPES, padded
+from skote.kernels.launch import (
+    check_cuda,
+    check_dtype,
+    check_float,
+    check_offsets,
+    check_rank,
+    check_shape,
+    check_window,
+)
+from skote.kernels.pages import check_head_dim
 
-_MIN_HEAD_DIM = 16
+MIN_HEAD_DIM = 16
 
 
 class PrefillTile(NamedTuple):
@@ -147,31 +156,28 @@ def flash_prefill(
         `[pieces, tokens, heads, head_dim]`, contiguous.
 
     Raises:
-        TypeError: a tensor that is not on CUDA, or of another dtype than the others.
-        ValueError: shapes that do not match, an empty window, or a soft cap of 0.
+        TypeError, ValueError: what the checks of `launch` and `pages` refuse, a soft cap that is not above 0, a head
+            whose elements do not lie side by side, or shapes that do not match.
     """
-    cap = cap_argument("flash_prefill", softcap)
+    op = "flash_prefill"
+    check_cuda(op, q=q, k=k, v=v)
+    check_rank(op, 4, q=q, k=k, v=v)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if tensor.device.type != "cuda" or tensor.dtype not in DTYPES or tensor.dtype != q.dtype:
-            raise TypeError(
-                f"flash_prefill: {name} is {tensor.dtype} on {tensor.device}; the kernel takes CUDA tensors of a dtype."
-            )
-        if tensor.ndim != 4 or tensor.stride(3) != 1:
-            raise ValueError(f"flash_prefill: {name} has shape {tuple(tensor.shape)} and stride {tensor.stride()}.")
+        if tensor.stride(3) != 1:
+            raise ValueError(f"{op}: {name} is not contiguous in its last dimension; call .contiguous() first.")
     (pieces, tokens, heads, head_dim), (kv_heads, keys) = q.shape, k.shape[1:3]
-    if (
-        k.shape != v.shape
-        or k.shape != (pieces, kv_heads, keys, head_dim)
-        or heads % kv_heads
-        or keys < tokens
-        or padded(head_dim) != head_dim
-        or head_dim < _MIN_HEAD_DIM
-    ):
-        raise ValueError(
-            f"flash_prefill: q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not belong together."
-        )
-    if window is not None and window < 1:
-        raise ValueError(f"flash_prefill: a window of {window} positions; it must have at least one.")
+    check_float(op, q=q)
+    check_dtype(op, q.dtype, k=k, v=v)
+    check_head_dim(op, head_dim, MIN_HEAD_DIM)
+    check_shape(op, (pieces, kv_heads, keys, head_dim), k=k, v=v)
+    if kv_heads == 0 or heads % kv_heads:
+        raise ValueError(f"{op}: {heads} query heads cannot share {kv_heads} kv heads evenly.")
+    if keys < tokens:
+        raise ValueError(f"{op}: {tokens} tokens have {keys} keys; there must be at least as many.")
+    spans = {f"a head of {name}": keys * each.stride(2) for name, each in (("k", k), ("v", v))}
+    check_offsets(op, **{"a piece of q": max(tokens * q.stride(1), heads * q.stride(2)), **spans})
+    check_window(op, window)
+    cap = cap_argument(op, softcap)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     tile = prefill_tile(head_dim, q.dtype)
     base = 1.0 if softcap else math.log2(math.e)

@@ -4,7 +4,9 @@ With a WINDOW a row attends to that many of its newest positions, and its splits
 one of them. With a CAP the scores are CAP tanh(scores / CAP); `scale` then lacks the factor log2(e).
 
 All leave, for each row, split and query head, `sums` [rows, splits, heads, head_dim], the unnormalised sum, and `stats`
-[rows, splits, 2, heads], the maximum of the scaled scores and the denominator; for an idle row, nothing.
+[rows, splits, 2, heads], the maximum of the scaled scores and the denominator; for an idle row, nothing. Scores are
+scaled by log2(e) beside their own scale, since exp2 is what the hardware has. All sums are fp32; in half precision the
+products of `flash_group` and `flash_stream` take weights that were rounded to the values' dtype.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"

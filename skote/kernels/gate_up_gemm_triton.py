@@ -17,7 +17,16 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from skote.kernels.activation import activated as activated_reference
 from skote.kernels.activation_triton import activated, check_activation
-from skote.kernels.launch import GemmTile, check_matrix, check_operand, check_rows, check_tensors, check_unsplit
+from skote.kernels.launch import (
+    GemmTile,
+    check_float,
+    check_matrix,
+    check_operand,
+    check_rank,
+    check_rows,
+    check_tensors,
+    check_unsplit,
+)
 from skote.kernels.rows_dot_triton import halves, rows_dot
 
 
@@ -68,8 +77,8 @@ def gate_up_gemm(
 
     Args:
         normed: `[rows, hidden]`, in the weight's dtype, `rows` one of `ROW_TILES`.
-        weight: `[2 * intermediate, hidden]`, gate first.
-        h: `[rows, intermediate]`, written.
+        weight: `[2 * intermediate, hidden]`, gate first, in any float dtype; `hidden` is at most `MAX_COLUMNS`.
+        h: `[rows, intermediate]`, in any float dtype, written.
         tile: `rows` counts the rows of gate and up together; `splits` must be 1.
         activation: one of `ACTIVATIONS`.
 
@@ -77,7 +86,9 @@ def gate_up_gemm(
         TypeError, ValueError: what the checks of `launch` refuse.
     """
     check_tensors("gate_up_gemm", normed=normed, weight=weight, h=h)
-    (rows, hidden), intermediate = normed.shape, h.shape[-1]
+    check_rank("gate_up_gemm", 2, normed=normed, h=h)
+    (rows, hidden), intermediate = normed.shape, h.shape[1]
+    check_float("gate_up_gemm", h=h)
     check_rows("gate_up_gemm", rows, normed=normed, h=h)
     check_matrix("gate_up_gemm", weight, 2 * intermediate, hidden)
     check_operand("gate_up_gemm", weight, normed=normed)

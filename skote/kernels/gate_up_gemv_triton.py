@@ -19,7 +19,17 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from skote.kernels.activation import activated as activated_reference
 from skote.kernels.activation_triton import activated, check_activation
-from skote.kernels.launch import Tile, check_matrix, check_tensors, check_turns
+from skote.kernels.launch import (
+    Tile,
+    check_dtype,
+    check_float,
+    check_matrix,
+    check_norm,
+    check_offsets,
+    check_rank,
+    check_tensors,
+    check_turns,
+)
 from skote.kernels.owed_triton import Owed, owed_arguments, paid, paid_chunks
 from skote.kernels.rms_norm import rms_norm_reference
 from skote.kernels.row_dot_triton import norm_chunks, normed_chunks, row_chunks, row_dot, weight_chunks
@@ -97,9 +107,9 @@ def gate_up_gemv(
     """Launch the kernel.
 
     Args:
-        x: `[hidden]`, fp32.
-        norm, weight: `[hidden]` and `[2 * intermediate, hidden]`, gate first.
-        h: `[intermediate]`, written.
+        x: `[hidden]`, fp32; `hidden` is at most `MAX_COLUMNS`.
+        norm, weight: `[hidden]` and `[2 * intermediate, hidden]`, gate first, in any float dtype.
+        h: `[intermediate]`, in any float dtype, written.
         tile: `rows` counts the rows of gate and up together.
         activation: one of `ACTIVATIONS`.
         owed: what `x` lacks, or None.
@@ -108,8 +118,13 @@ def gate_up_gemv(
         TypeError, ValueError: what the checks of `launch` refuse.
     """
     check_tensors("gate_up_gemv", x=x, norm=norm, weight=weight, h=h)
+    check_rank("gate_up_gemv", 1, x=x, h=h)
     hidden, intermediate = x.shape[0], h.shape[0]
+    check_dtype("gate_up_gemv", torch.float32, x=x)
+    check_float("gate_up_gemv", h=h)
+    check_norm("gate_up_gemv", hidden, norm=norm)
     check_matrix("gate_up_gemv", weight, 2 * intermediate, hidden)
+    check_offsets("gate_up_gemv", weight=weight.numel())
     check_turns("gate_up_gemv", tile, 2 * intermediate, weight, hidden)
     check_activation("gate_up_gemv", activation)
     gate_up_gemv_kernel[(2 * intermediate // (tile.rows * tile.turns),)](

@@ -15,9 +15,41 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from skote.kernels.launch import check_tensors, padded
+from skote.kernels.launch import (
+    check_best,
+    check_columns,
+    check_contiguous,
+    check_dtype,
+    check_float,
+    check_rank,
+    check_shape,
+    check_tensors,
+    padded,
+)
 
 MAX_PROGRAMS = 1 << 17
+"""Entries of the first stage a row: the program that reduces them holds all at once."""
+
+
+def greedy_token_reference(
+    best: torch.Tensor,
+    first: torch.Tensor,
+    position: torch.Tensor,
+    history: torch.Tensor,
+    embed: torch.Tensor,
+    x: torch.Tensor,
+    *,
+    scale: float = 1.0,
+) -> None:
+    """The same in framework ops; arguments as `greedy_token`."""
+    rows = (position >= 0).nonzero().flatten()
+    numbers = best[rows].masked_fill(best[rows].isnan(), -torch.inf)
+    winner = numbers.argmax(1, keepdim=True)  # the first of equals
+    token = first[rows].gather(1, winner)[:, 0].masked_fill(numbers.amax(1).isneginf(), -1)
+    position[rows] += 1
+    places = (each.to(history.device) for each in (rows, position[rows]))
+    history[*places] = token.to(history.device)
+    x[rows] = embed[token.clamp(min=0)].float() * scale
 
 
 @triton.jit
@@ -81,30 +113,35 @@ def greedy_token(
     """Launch the kernel.
 
     Args:
-        best, first: `[rows, programs]`, the first stage's results (see `head_gemv`, `head_gemm`).
+        best, first: fp32 and int32 `[rows, programs]`, the first stage's results (see `head_gemv`, `head_gemm`), of
+            which there are at most `MAX_PROGRAMS` a row.
         position: int32 `[rows]`, advanced.
         history: int32 `[rows, places]`, longer than the last position; entry `position + 1` is written. On the device,
             or pinned memory of the host.
-        embed: `[vocab, hidden]`; x: `[rows, hidden]`, fp32, overwritten with the tokens' rows.
+        embed: `[vocab, hidden]`, in any float dtype; `hidden` is at most `MAX_COLUMNS`.
+        x: `[rows, hidden]`, fp32, overwritten with the tokens' rows.
         scale: of the embedding.
 
     Raises:
-        TypeError, ValueError: what `check_tensors` refuses, too many entries, or a history out of the device's reach.
+        TypeError, ValueError: what the checks of `launch` refuse, or a history out of the device's reach.
     """
     check_tensors("greedy_token", best=best, first=first, position=position, embed=embed, x=x)
-    if not (history.device == x.device or history.is_pinned()):
-        raise ValueError("greedy_token: history must lie on the device or in pinned memory.")
-    (rows, programs), hidden = best.shape, x.shape[1]
-    if programs > MAX_PROGRAMS or first.shape != best.shape or embed.shape[1] != hidden:
+    check_contiguous("greedy_token", history=history)
+    if history.device != x.device and not (history.device.type == "cpu" and history.is_pinned()):
         raise ValueError(
-            f"greedy_token: {programs} entries a row (at most {MAX_PROGRAMS}), first {tuple(first.shape)}, embed "
-            f"{tuple(embed.shape)} and x {tuple(x.shape)} do not belong together."
+            f"greedy_token: history is on {history.device}; it must lie on {x.device} or in the host's pinned memory."
         )
-    if position.shape != (rows,) or x.shape[0] != rows or history.ndim != 2 or history.shape[0] != rows:
-        raise ValueError(
-            f"greedy_token: position {tuple(position.shape)}, x {tuple(x.shape)} and history {tuple(history.shape)} "
-            f"do not have {rows} rows."
-        )
+    check_rank("greedy_token", 2, best=best, history=history, embed=embed)
+    (rows, programs), hidden = best.shape, embed.shape[1]
+    check_columns("greedy_token", programs, MAX_PROGRAMS)
+    check_columns("greedy_token", hidden)
+    check_best("greedy_token", (rows, programs), best=best, first=first)
+    check_dtype("greedy_token", torch.int32, position=position, history=history)
+    check_shape("greedy_token", (rows,), position=position)
+    check_shape("greedy_token", (rows, history.shape[1]), history=history)
+    check_float("greedy_token", embed=embed)
+    check_dtype("greedy_token", torch.float32, x=x)
+    check_shape("greedy_token", (rows, hidden), x=x)
     block = padded(programs)
     greedy_token_kernel[(rows,)](
         best,

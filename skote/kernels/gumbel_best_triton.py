@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from skote.kernels.launch import check_tensors
+from skote.kernels.launch import check_best, check_dtype, check_rank, check_shape, check_tensors
 
 BLOCK = 1024
 """Ids of one program; `best` and `first` have `ceil(vocab / BLOCK)` columns."""
@@ -154,28 +154,18 @@ def gumbel_best(
         best, first: fp32 and int32 `[rows, ceil(vocab / BLOCK)]`, written; `greedy_token` reduces them.
 
     Raises:
-        TypeError, ValueError: what `check_tensors` refuses, or a tensor of another dtype or shape.
+        TypeError, ValueError: what the checks of `launch` refuse.
     """
-    tensors = {
-        "logits": logits,
-        "cutoff": cutoff,
-        "temperature": temperature,
-        "seed": seed,
-        "position": position,
-        "best": best,
-        "first": first,
-    }
-    check_tensors("gumbel_best", **tensors)
+    chosen_by = {"cutoff": cutoff, "temperature": temperature, "seed": seed, "position": position}
+    check_tensors("gumbel_best", logits=logits, **chosen_by, best=best, first=first)
+    check_rank("gumbel_best", 2, logits=logits)
     rows, vocab = logits.shape
     programs = triton.cdiv(vocab, BLOCK)
-    dtypes = {"seed": torch.int64, "position": torch.int32, "first": torch.int32}
-    shapes = {"logits": (rows, vocab), "best": (rows, programs), "first": (rows, programs)}
-    for name, tensor in tensors.items():
-        dtype, shape = dtypes.get(name, torch.float32), shapes.get(name, (rows,))
-        if tensor.dtype != dtype:
-            raise TypeError(f"gumbel_best: {name} is {tensor.dtype}; the kernel takes {dtype}.")
-        if tensor.shape != shape:
-            raise ValueError(f"gumbel_best: {name} has shape {tuple(tensor.shape)}, expected {shape}.")
+    check_dtype("gumbel_best", torch.float32, logits=logits, cutoff=cutoff, temperature=temperature)
+    check_dtype("gumbel_best", torch.int64, seed=seed)
+    check_dtype("gumbel_best", torch.int32, position=position)
+    check_shape("gumbel_best", (rows,), **chosen_by)
+    check_best("gumbel_best", (rows, programs), best=best, first=first)
     gumbel_best_kernel[(programs, rows)](
         logits,
         cutoff,

@@ -17,7 +17,17 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from skote.kernels.activation_triton import cap_argument, capped
 from skote.kernels.attention import capped as capped_reference
-from skote.kernels.launch import GemmTile, check_matrix, check_operand, check_rows, check_tensors, check_unsplit
+from skote.kernels.launch import (
+    GemmTile,
+    check_best,
+    check_dtype,
+    check_matrix,
+    check_operand,
+    check_rank,
+    check_rows,
+    check_tensors,
+    check_unsplit,
+)
 from skote.kernels.rows_dot_triton import rows_dot
 
 
@@ -72,24 +82,29 @@ def head_gemm(
     pdl: bool,
     softcap: float | None = None,
 ) -> None:
-    """Launch the kernel: `normed` [rows, hidden] in the dtype of `weight` [vocab, hidden]; writes fp32 `logits`
-    [rows, vocab].
+    """Launch the kernel.
 
-    `best` (fp32) and `first` (int32), `[rows, ceil(vocab / tile.rows)]`, are written, an entry a program.
-    `softcap` is that of the logits, None where there is none.
+    Args:
+        normed: `[rows, hidden]`, in the weight's dtype, `rows` one of `ROW_TILES`.
+        weight: `[vocab, hidden]`, in any float dtype; `hidden` is at most `MAX_COLUMNS`.
+        logits: `[rows, vocab]`, fp32, written.
+        best, first: fp32 and int32 `[rows, ceil(vocab / tile.rows)]`, an entry a program, written.
+        tile: `splits` must be 1.
+        softcap: of the logits; None is none.
 
     Raises:
-        TypeError, ValueError: what the checks of `launch` refuse, or a result of another shape.
+        TypeError, ValueError: what the checks of `launch` refuse, or a soft cap that is not above 0.
     """
     check_tensors("head_gemm", normed=normed, weight=weight, logits=logits, best=best, first=first)
-    (rows, hidden), vocab = normed.shape, logits.shape[-1]
-    check_rows("head_gemm", rows, normed=normed, logits=logits, best=best, first=first)
+    check_rank("head_gemm", 2, normed=normed, logits=logits)
+    (rows, hidden), vocab = normed.shape, logits.shape[1]
+    check_rows("head_gemm", rows, logits=logits)
+    check_dtype("head_gemm", torch.float32, logits=logits)
     check_matrix("head_gemm", weight, vocab, hidden)
     check_operand("head_gemm", weight, normed=normed)
     check_unsplit("head_gemm", tile)
     programs = triton.cdiv(vocab, tile.rows)
-    if best.shape != (rows, programs) or first.shape != best.shape:
-        raise ValueError(f"head_gemm: best and first must have {programs} entries a row, one a program.")
+    check_best("head_gemm", (rows, programs), best=best, first=first)
     head_gemm_kernel[(programs,)](
         normed,
         weight,

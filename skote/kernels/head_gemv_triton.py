@@ -16,7 +16,16 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from skote.kernels.activation_triton import cap_argument, capped
 from skote.kernels.attention import capped as capped_reference
-from skote.kernels.launch import Tile, check_matrix, check_tensors, padded
+from skote.kernels.launch import (
+    Tile,
+    check_best,
+    check_dtype,
+    check_matrix,
+    check_norm,
+    check_rank,
+    check_tensors,
+    padded,
+)
 from skote.kernels.owed_triton import Owed, owed_arguments, paid, paid_row
 from skote.kernels.rms_norm import rms_norm_reference
 
@@ -98,20 +107,27 @@ def head_gemv(
     softcap: float | None = None,
     owed: Owed | None = None,
 ) -> None:
-    """Launch the kernel: `x` [hidden] fp32, `norm` [hidden], `weight` [vocab, hidden]; writes fp32 `logits` [vocab].
+    """Launch the kernel.
 
-    `best` (fp32) and `first` (int32) hold one entry a program, `ceil(vocab / tile.rows)` of them, and are written.
-    `softcap` is that of the logits, `owed` what `x` lacks, each None where there is none.
+    Args:
+        x: `[hidden]`, fp32; `hidden` is at most `MAX_COLUMNS`.
+        norm, weight: `[hidden]` and `[vocab, hidden]`, in any float dtype.
+        logits: `[vocab]`, fp32, written.
+        best, first: fp32 and int32 `[ceil(vocab / tile.rows)]`, an entry a program, written.
+        softcap: of the logits; None is none.
+        owed: what `x` lacks, or None.
 
     Raises:
-        TypeError, ValueError: what the checks of `launch` refuse, a soft cap of 0, or a result with another length.
+        TypeError, ValueError: what the checks of `launch` refuse, or a soft cap that is not above 0.
     """
     check_tensors("head_gemv", x=x, norm=norm, weight=weight, logits=logits, best=best, first=first)
+    check_rank("head_gemv", 1, x=x, logits=logits)
     vocab, hidden = logits.shape[0], x.shape[0]
+    check_dtype("head_gemv", torch.float32, x=x, logits=logits)
+    check_norm("head_gemv", hidden, norm=norm)
     check_matrix("head_gemv", weight, vocab, hidden)
     programs = triton.cdiv(vocab, tile.rows)
-    if best.shape != (programs,) or first.shape != (programs,):
-        raise ValueError(f"head_gemv: best and first must have {programs} entries, one a program.")
+    check_best("head_gemv", (programs,), best=best, first=first)
     head_gemv_kernel[(programs,)](
         x,
         norm,

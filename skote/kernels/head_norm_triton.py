@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from skote.kernels.launch import check_tensors, padded
+from skote.kernels.launch import check_dtype, check_float, check_norm, check_rank, check_shape, check_tensors
+from skote.kernels.pages import check_head_dim, check_pool, check_rope, check_table
 from skote.kernels.rms_norm import rms_norm_reference
 from skote.kernels.rope import apply_rope
 
@@ -119,36 +120,30 @@ def head_norm(
     """Launch the kernel.
 
     Args:
-        q: `[rows, heads, head_dim]`, not rotated yet, overwritten; there may be no heads.
-        k: `[kv_heads, slots, head_dim]`, the pool of all rows; one slot of each head overwritten for each live row.
-        q_norm, k_norm: `[head_dim]`.
-        cos, sin: `[positions, head_dim]`, fp32.
+        q: `[rows, heads, head_dim]`, in any float dtype, not rotated yet, overwritten; there may be no heads.
+        k: `[kv_heads, slots, head_dim]`, in any float dtype, the pool of all rows, whole pages; one slot of each head
+            overwritten for each live row. `head_dim` is a power of two.
+        q_norm, k_norm: `[head_dim]`, in any float dtype.
+        cos, sin: `[positions, head_dim]`, fp32, no more positions than the table has room for.
         positions: int32 `[rows]`, negative where a row is idle.
         table: int32 `[rows, pages]`, or `[1, pages]`: all rows are positions of one request.
 
     Raises:
-        TypeError, ValueError: what `check_tensors` refuses, and shapes that do not match.
+        TypeError, ValueError: what the checks of `launch` and `pages` refuse.
     """
-    check_tensors("head_norm", k=k, q_norm=q_norm, k_norm=k_norm, cos=cos, sin=sin, positions=positions, table=table)
+    check_tensors(
+        "head_norm", k=k, q=q, q_norm=q_norm, k_norm=k_norm, cos=cos, sin=sin, positions=positions, table=table
+    )
+    check_rank("head_norm", 3, q=q, k=k)
     (rows, heads, head_dim), (kv_heads, slots, _) = q.shape, k.shape
-    if heads:
-        check_tensors("head_norm", k=k, q=q)
-    if (
-        q_norm.shape != (head_dim,)
-        or k_norm.shape != (head_dim,)
-        or k.shape[2] != head_dim
-        or cos.shape != sin.shape
-        or cos.shape[1] != head_dim
-        or padded(head_dim) != head_dim
-        or positions.shape != (rows,)
-        or table.ndim != 2
-        or table.shape[0] not in (1, rows)
-    ):
-        raise ValueError(
-            f"head_norm: q {tuple(q.shape)}, k {tuple(k.shape)}, norms {tuple(q_norm.shape)} and "
-            f"{tuple(k_norm.shape)}, cos {tuple(cos.shape)}, {tuple(positions.shape)} positions and the table "
-            f"{tuple(table.shape)} do not belong together."
-        )
+    check_float("head_norm", q=q)
+    check_head_dim("head_norm", head_dim)
+    check_pool("head_norm", head_dim, k=k)
+    check_norm("head_norm", head_dim, q_norm=q_norm, k_norm=k_norm)
+    check_rope("head_norm", head_dim, cos=cos, sin=sin)
+    check_dtype("head_norm", torch.int32, positions=positions)
+    check_shape("head_norm", (rows,), positions=positions)
+    check_table("head_norm", table, (1,), (rows,), page=page, slots=slots, positions=cos.shape[0])
     head_norm_kernel[(heads + kv_heads, rows)](
         q,
         k,

@@ -33,6 +33,9 @@ MMA_COLUMNS = PIECE // torch.bfloat16.itemsize
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
+MAX_OFFSET = 2**31 - 1
+"""Highest element that a kernel reaches where it computes offsets with 32 bits."""
+
 
 class Tile(NamedTuple):
     """How a matrix-vector kernel is cut: `rows` of the matrix at once (a power of two), and a program's warps.
@@ -73,32 +76,126 @@ def check_tensors(op: str, **tensors: torch.Tensor) -> None:
     """Check that all `tensors` lie contiguous on one CUDA device.
 
     Raises:
-        TypeError: a tensor that is not on CUDA.
-        ValueError: a tensor that is not contiguous, or on another device than the first.
+        TypeError, ValueError: what `check_cuda` and `check_contiguous` refuse.
     """
-    devices = {tensor.device for tensor in tensors.values()}
+    check_cuda(op, **tensors)
+    check_contiguous(op, **tensors)
+
+
+def check_cuda(op: str, **tensors: torch.Tensor) -> None:
+    """Raises:
+    TypeError: one of `tensors` is not on CUDA.
+    ValueError: they lie on several devices.
+    """
     for name, tensor in tensors.items():
         if tensor.device.type != "cuda":
             raise TypeError(f"{op}: {name} is on {tensor.device}; the kernel takes CUDA tensors alone.")
+    devices = {str(tensor.device) for tensor in tensors.values()}
+    if len(devices) > 1:
+        raise ValueError(f"{op}: the tensors lie on several devices ({', '.join(sorted(devices))}).")
+
+
+def check_contiguous(op: str, **tensors: torch.Tensor) -> None:
+    """Raises:
+    ValueError: one of `tensors` is not contiguous.
+    """
+    for name, tensor in tensors.items():
         if not tensor.is_contiguous():
             raise ValueError(f"{op}: {name} is not contiguous; call .contiguous() first.")
-    if len(devices) > 1:
-        raise ValueError(f"{op}: the tensors lie on several devices ({', '.join(sorted(map(str, devices)))}).")
+
+
+def check_dtype(op: str, dtype: torch.dtype, **tensors: torch.Tensor) -> None:
+    """Raises:
+    TypeError: one of `tensors` is not of `dtype`.
+    """
+    for name, tensor in tensors.items():
+        if tensor.dtype != dtype:
+            raise TypeError(f"{op}: {name} is {tensor.dtype}; the kernel takes {dtype}.")
+
+
+def check_float(op: str, **tensors: torch.Tensor) -> None:
+    """Raises:
+    TypeError: one of `tensors` is of none of `DTYPES`.
+    """
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPES:
+            raise TypeError(f"{op}: {name} is {tensor.dtype}; the kernel takes fp32, fp16 and bf16.")
+
+
+def check_rank(op: str, rank: int, **tensors: torch.Tensor) -> None:
+    """Raises:
+    ValueError: one of `tensors` has not `rank` dimensions.
+    """
+    for name, tensor in tensors.items():
+        if tensor.ndim != rank:
+            raise ValueError(f"{op}: {name} has shape {tuple(tensor.shape)}, expected {rank} dimensions.")
+
+
+def check_shape(op: str, shape: tuple[int, ...], **tensors: torch.Tensor) -> None:
+    """Raises:
+    ValueError: one of `tensors` has not this `shape`.
+    """
+    for name, tensor in tensors.items():
+        if tensor.shape != shape:
+            raise ValueError(f"{op}: {name} has shape {tuple(tensor.shape)}, expected {shape}.")
+
+
+def check_columns(op: str, columns: int, most: int = MAX_COLUMNS) -> None:
+    """Raises:
+    ValueError: rows of `columns` elements are empty, or longer than `most`.
+    """
+    if not 1 <= columns <= most:
+        raise ValueError(f"{op}: rows of {columns} elements; the kernel takes 1 to {most}.")
+
+
+def check_offsets(op: str, **elements: int) -> None:
+    """Raises:
+    ValueError: one of the numbers of `elements` is beyond the kernel's 32-bit offsets.
+    """
+    for name, count in elements.items():
+        if count > MAX_OFFSET:
+            raise ValueError(f"{op}: {name} has {count} elements; the kernel's offsets reach {MAX_OFFSET}.")
+
+
+def check_window(op: str, window: int | None) -> None:
+    """Raises:
+    ValueError: a `window` of positions that is empty.
+    """
+    if window is not None and window < 1:
+        raise ValueError(f"{op}: a window of {window} positions; it must have at least one.")
 
 
 def check_matrix(op: str, weight: torch.Tensor, rows: int | None, columns: int) -> None:
-    """Check that `weight` is a matrix of `rows` (None: any number) by `columns` that a matrix-vector kernel takes.
+    """Check that `weight` is a matrix of `rows` (None: any number) by `columns` that a kernel takes.
 
     Raises:
         TypeError: not fp32, fp16 or bf16.
         ValueError: another shape, or rows longer than `MAX_COLUMNS`.
     """
-    if weight.dtype not in DTYPES:
-        raise TypeError(f"{op}: the weight is {weight.dtype}; the kernel takes fp32, fp16 and bf16.")
+    check_float(op, weight=weight)
     if weight.ndim != 2 or weight.shape[1] != columns or rows not in (None, weight.shape[0]):
-        raise ValueError(f"{op}: the weight has shape {tuple(weight.shape)}, expected ({rows or 'any'}, {columns}).")
-    if not 1 <= columns <= MAX_COLUMNS:
-        raise ValueError(f"{op}: rows of {columns} elements; the kernel takes 1 to {MAX_COLUMNS}.")
+        raise ValueError(f"{op}: weight has shape {tuple(weight.shape)}, expected ({rows or 'any'}, {columns}).")
+    check_columns(op, columns)
+
+
+def check_norm(op: str, columns: int, **norms: torch.Tensor) -> None:
+    """Raises:
+    TypeError: the weight of one of `norms` is not fp32, fp16 or bf16.
+    ValueError: it has not one element for each of `columns`.
+    """
+    check_float(op, **norms)
+    check_shape(op, (columns,), **norms)
+
+
+def check_best(op: str, shape: tuple[int, ...], *, best: torch.Tensor, first: torch.Tensor) -> None:
+    """Check that `best` is fp32 and `first` int32, both of `shape`: a maximum's first stage.
+
+    Raises:
+        TypeError, ValueError: another dtype or shape.
+    """
+    check_dtype(op, torch.float32, best=best)
+    check_dtype(op, torch.int32, first=first)
+    check_shape(op, shape, best=best, first=first)
 
 
 def check_bias(op: str, bias: torch.Tensor | None, weight: torch.Tensor) -> None:
@@ -112,8 +209,7 @@ def check_bias(op: str, bias: torch.Tensor | None, weight: torch.Tensor) -> None
         return
     check_tensors(op, weight=weight, bias=bias)
     check_operand(op, weight, bias=bias)
-    if bias.shape != weight.shape[:1]:
-        raise ValueError(f"{op}: the bias has shape {tuple(bias.shape)}, the weight {tuple(weight.shape)}.")
+    check_shape(op, (weight.shape[0],), bias=bias)
 
 
 def check_rows(op: str, rows: int, **tensors: torch.Tensor) -> None:

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from skote.kernels.launch import check_tensors
+from skote.kernels.launch import check_dtype, check_norm, check_shape, check_tensors
 from skote.kernels.rms_norm import rms_norm_reference
 from skote.kernels.row_dot_triton import norm_chunks, row_chunks
 
@@ -69,17 +69,14 @@ def owed_arguments(op: str, owed: Owed | None, x: torch.Tensor) -> dict[str, tor
     """The arguments of the kernel `op` for what is `owed` to `x`.
 
     Raises:
-        TypeError: a delta, or a place for the sum, that is not fp32, or not on CUDA.
-        ValueError: another shape than that of `x`, a sum to be kept in `x`, or what `check_tensors` refuses.
+        TypeError, ValueError: what the checks of `launch` refuse, or a sum to be kept in `x`.
     """
     if owed is None:
         return {}
     check_tensors(op, x=x, owed=owed.delta, post_norm=owed.norm, kept=owed.kept)
-    if owed.delta.dtype != torch.float32 or owed.kept.dtype != torch.float32:
-        raise TypeError(f"{op}: what is owed is {owed.delta.dtype}, kept as {owed.kept.dtype}; the kernel takes fp32.")
-    if any(each.shape != x.shape for each in owed):
-        shapes = ", ".join(str(tuple(each.shape)) for each in owed)
-        raise ValueError(f"{op}: x has shape {tuple(x.shape)}; what it is owed, the norm and the place have {shapes}.")
+    check_dtype(op, torch.float32, owed=owed.delta, kept=owed.kept)
+    check_shape(op, tuple(x.shape), owed=owed.delta, kept=owed.kept)
+    check_norm(op, x.shape[0], post_norm=owed.norm)
     if owed.kept.data_ptr() == x.data_ptr():
-        raise ValueError(f"{op}: the sum cannot be kept in x, which other programs still read.")
+        raise ValueError(f"{op}: kept is x, which other programs still read; keep the sum in another tensor.")
     return {"owed_ptr": owed.delta, "post_ptr": owed.norm, "kept_ptr": owed.kept}

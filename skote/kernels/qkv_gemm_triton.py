@@ -1,6 +1,6 @@
 """The head of a decoder layer, for 16 to 128 rows: fused q/k/v projection, RoPE, and the write to the KV cache.
 
-    q | k | v = W n + bias;   q, k rotated at the row's position;   cache[slot] = k, v
+    q | k | v = W n + bias;   q, k rotated at the row's position (see `rope`);   cache[slot] = k, v
 
 n is normalised already (`add_rms_norm`). Position p of row r lives in slot table[r, p // PAGE] * PAGE + p % PAGE of
 every head. A row with a negative position is idle: it leaves the cache alone. As in `qkv_gemv`, a program takes both
@@ -19,13 +19,18 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from skote.kernels.launch import (
     GemmTile,
     check_bias,
+    check_dtype,
+    check_float,
     check_matrix,
     check_operand,
+    check_rank,
     check_rows,
+    check_shape,
     check_tensors,
     check_tile,
     check_unsplit,
 )
+from skote.kernels.pages import check_pool, check_rope, check_table
 from skote.kernels.rope import apply_rope
 from skote.kernels.rows_dot_triton import halves, rows_dot
 
@@ -156,38 +161,41 @@ def qkv_gemm(
 
     Args:
         normed: `[rows, hidden]`, in the weight's dtype, `rows` one of `ROW_TILES`.
-        weight: `[(heads + 2 kv_heads) * head_dim, hidden]`.
-        cos, sin: `[positions, head_dim]`, fp32.
+        weight: `[(heads + 2 kv_heads) * head_dim, hidden]`, in any float dtype; `hidden` is at most `MAX_COLUMNS`.
+        cos, sin: `[positions, head_dim]`, fp32, no more positions than the table has room for.
         positions: int32 `[rows]`, each row's newest position, negative where it is idle; not written by any kernel of
             the same step before its last.
         table: int32 `[rows, pages]`, physical page of each logical one; those of idle rows are pages of the pool too.
             Or `[1, pages]`: all rows are positions of one request.
-        q: `[rows, heads, head_dim]`, written; what idle rows get means nothing. There may be no query heads.
-        k, v: `[kv_heads, slots, head_dim]`, the pool of all rows; one slot of each head written for each live row.
+        q: `[rows, heads, head_dim]`, in any float dtype, written; what idle rows get means nothing. There may be no
+            query heads.
+        k, v: `[kv_heads, slots, head_dim]`, both in one float dtype, the pool of all rows, whole pages; one slot of
+            each head written for each live row.
         tile: `rows` counts both halves of the pairs, and divides `head_dim`; `splits` must be 1.
-        bias: `[(heads + 2 kv_heads) * head_dim]`, or None where there is none.
+        bias: `[(heads + 2 kv_heads) * head_dim]`, in the weight's dtype, or None where there is none.
         rotate: q and k; else they are left for `head_norm`.
 
     Raises:
-        TypeError, ValueError: what the checks of `launch` refuse, and shapes that do not match.
+        TypeError, ValueError: what the checks of `launch` and `pages` refuse.
     """
-    check_tensors("qkv_gemm", normed=normed, weight=weight, cos=cos, sin=sin, positions=positions, table=table)
-    check_tensors("qkv_gemm", normed=normed, q=q, k=k, v=v)
+    place = {"cos": cos, "sin": sin, "positions": positions, "table": table}
+    check_tensors("qkv_gemm", normed=normed, weight=weight, **place, q=q, k=k, v=v)
+    check_rank("qkv_gemm", 2, normed=normed)
+    check_rank("qkv_gemm", 3, q=q, k=k)
     (rows, heads, head_dim), (kv_heads, slots, _) = q.shape, k.shape
     hidden, outputs = normed.shape[1], (heads + 2 * kv_heads) * head_dim
-    check_rows("qkv_gemm", rows, normed=normed, positions=positions)
+    check_rows("qkv_gemm", rows, normed=normed)
     check_matrix("qkv_gemm", weight, outputs, hidden)
     check_bias("qkv_gemm", bias, weight)
     check_operand("qkv_gemm", weight, normed=normed)
     check_tile("qkv_gemm", tile, head_dim)
     check_unsplit("qkv_gemm", tile)
-    if table.ndim != 2 or table.shape[0] not in (1, rows):
-        raise ValueError(f"qkv_gemm: the table has shape {tuple(table.shape)}, expected 1 or {rows} rows of pages.")
-    if k.shape != v.shape or k.shape[2] != head_dim or cos.shape != sin.shape or cos.shape[1] != head_dim:
-        raise ValueError(
-            f"qkv_gemm: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}, cos {tuple(cos.shape)} and "
-            f"sin {tuple(sin.shape)} do not belong together."
-        )
+    check_float("qkv_gemm", q=q)
+    check_pool("qkv_gemm", head_dim, k=k, v=v)
+    check_rope("qkv_gemm", head_dim, cos=cos, sin=sin)
+    check_dtype("qkv_gemm", torch.int32, positions=positions)
+    check_shape("qkv_gemm", (rows,), positions=positions)
+    check_table("qkv_gemm", table, (1,), (rows,), page=page, slots=slots, positions=cos.shape[0])
     qkv_gemm_kernel[(outputs // tile.rows,)](
         normed,
         weight,

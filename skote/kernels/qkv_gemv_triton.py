@@ -1,6 +1,6 @@
 """The head of a decoder layer, for one row: RMSNorm, fused q/k/v projection, RoPE, and the write to the KV cache.
 
-    n = x / sqrt(mean(x^2) + eps) * norm;   q | k | v = W n + bias;   q, k rotated at the row's position;
+    n = x / sqrt(mean(x^2) + eps) * norm;   q | k | v = W n + bias;   q, k rotated at the row's position (see `rope`);
     cache[slot] = k, v
 
 Position p lives in slot table[p // PAGE] * PAGE + p % PAGE of every head. A program takes rows i and i + D/2 of one
@@ -17,8 +17,22 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from skote.kernels.launch import Tile, check_bias, check_matrix, check_tensors, check_tile, padded
+from skote.kernels.launch import (
+    Tile,
+    check_bias,
+    check_dtype,
+    check_float,
+    check_matrix,
+    check_norm,
+    check_offsets,
+    check_rank,
+    check_shape,
+    check_tensors,
+    check_tile,
+    padded,
+)
 from skote.kernels.owed_triton import Owed, owed_arguments, paid, paid_row
+from skote.kernels.pages import check_pool, check_rope, check_table
 from skote.kernels.rms_norm import rms_norm_reference
 from skote.kernels.rope import apply_rope
 
@@ -161,34 +175,41 @@ def qkv_gemv(
     """Launch the kernel.
 
     Args:
-        x: `[hidden]`, fp32, the residual stream.
-        norm, weight: `[hidden]` and `[(heads + 2 kv_heads) * head_dim, hidden]`.
-        cos, sin: `[positions, head_dim]`, fp32.
+        x: `[hidden]`, fp32, the residual stream; `hidden` is at most `MAX_COLUMNS`.
+        norm, weight: `[hidden]` and `[(heads + 2 kv_heads) * head_dim, hidden]`, in any float dtype.
+        cos, sin: `[positions, head_dim]`, fp32, no more positions than the table has room for.
         position: int32 `[1]`, the row's newest position; not written by any kernel of the same step before its last.
         table: int32 `[pages]` or `[1, pages]`, physical page of each logical one.
-        q: `[heads, head_dim]`, written.
-        k, v: `[kv_heads, slots, head_dim]`, one slot of each head written.
-        tile: `rows` counts both halves of the pairs.
-        bias: `[(heads + 2 kv_heads) * head_dim]`, or None where there is none.
+        q: `[heads, head_dim]`, in any float dtype, written.
+        k, v: `[kv_heads, slots, head_dim]`, both in one float dtype, whole pages; one slot of each head written.
+        tile: `rows` counts both halves of the pairs, and divides `head_dim`.
+        bias: `[(heads + 2 kv_heads) * head_dim]`, in the weight's dtype, or None where there is none.
         rotate: q and k; else they are left for `head_norm`.
         owed: what `x` lacks, or None.
 
     Raises:
-        TypeError, ValueError: what the checks of `launch` refuse, and shapes that do not match.
+        TypeError, ValueError: what the checks of `launch` and `pages` refuse.
     """
-    check_tensors("qkv_gemv", x=x, norm=norm, weight=weight, cos=cos, sin=sin, position=position, table=table, q=q)
-    check_tensors("qkv_gemv", k=k, v=v)
+    place = {"cos": cos, "sin": sin, "position": position, "table": table}
+    check_tensors("qkv_gemv", x=x, norm=norm, weight=weight, **place, q=q, k=k, v=v)
+    check_rank("qkv_gemv", 1, x=x)
+    check_rank("qkv_gemv", 2, q=q)
+    check_rank("qkv_gemv", 3, k=k)
     (heads, head_dim), (kv_heads, slots, _) = q.shape, k.shape
     hidden = x.shape[0]
     rows = (heads + 2 * kv_heads) * head_dim
+    check_dtype("qkv_gemv", torch.float32, x=x)
+    check_norm("qkv_gemv", hidden, norm=norm)
     check_matrix("qkv_gemv", weight, rows, hidden)
+    check_offsets("qkv_gemv", weight=weight.numel())
     check_bias("qkv_gemv", bias, weight)
     check_tile("qkv_gemv", tile, head_dim)
-    if k.shape != v.shape or k.shape[2] != head_dim or cos.shape != sin.shape or cos.shape[1] != head_dim:
-        raise ValueError(
-            f"qkv_gemv: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}, cos {tuple(cos.shape)} and "
-            f"sin {tuple(sin.shape)} do not belong together."
-        )
+    check_float("qkv_gemv", q=q)
+    check_pool("qkv_gemv", head_dim, k=k, v=v)
+    check_rope("qkv_gemv", head_dim, cos=cos, sin=sin)
+    check_dtype("qkv_gemv", torch.int32, position=position)
+    check_shape("qkv_gemv", (1,), position=position)
+    check_table("qkv_gemv", table, (), (1,), page=page, slots=slots, positions=cos.shape[0])
     qkv_gemv_kernel[(rows // tile.rows,)](
         x,
         norm,

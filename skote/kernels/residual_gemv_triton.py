@@ -1,6 +1,6 @@
 """A projection back into the residual stream, for one row: x += W h. Used for the attention's o and the MLP's down.
 
-Where a norm stands between the two, it is x = W h, owed to the stream (see `Owed` in `launch`).
+Where a norm stands between the two, it is x = W h, owed to the stream (see `Owed`).
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -12,13 +12,22 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from skote.kernels.launch import Tile, check_matrix, check_operand, check_tensors, check_turns
+from skote.kernels.launch import (
+    Tile,
+    check_dtype,
+    check_matrix,
+    check_offsets,
+    check_operand,
+    check_rank,
+    check_tensors,
+    check_turns,
+)
 from skote.kernels.row_dot_triton import row_chunks, row_dot, weight_chunks
 
 
 def residual_gemv_reference(x: torch.Tensor, h: torch.Tensor, weight: torch.Tensor, *, add: bool = True) -> None:
     """The same in framework ops, fp32 inside; arguments as `residual_gemv`."""
-    product = (weight.float() * h.float()).sum(-1)
+    product = (weight.float() * h.flatten().float()).sum(-1)
     x.copy_(x + product if add else product)
 
 
@@ -60,15 +69,23 @@ def residual_gemv_kernel(
 def residual_gemv(
     x: torch.Tensor, h: torch.Tensor, weight: torch.Tensor, *, tile: Tile, pdl: bool, add: bool = True
 ) -> None:
-    """Launch the kernel: `x` [rows], fp32, in place, or without `add` overwritten; `h` [columns]; `weight` [rows,
-    columns].
+    """Launch the kernel.
+
+    Args:
+        x: `[rows]`, fp32, in place.
+        h: of any shape, `columns` elements, at most `MAX_COLUMNS`, in the weight's dtype.
+        weight: `[rows, columns]`, in any float dtype.
+        add: to what `x` holds; else that is overwritten.
 
     Raises:
-        TypeError, ValueError: what `check_tensors`, `check_matrix`, `check_turns` and `check_operand` refuse.
+        TypeError, ValueError: what the checks of `launch` refuse.
     """
     check_tensors("residual_gemv", x=x, h=h, weight=weight)
+    check_rank("residual_gemv", 1, x=x)
     rows, columns = x.shape[0], h.numel()
+    check_dtype("residual_gemv", torch.float32, x=x)
     check_matrix("residual_gemv", weight, rows, columns)
+    check_offsets("residual_gemv", weight=weight.numel())
     check_turns("residual_gemv", tile, rows, weight, columns)
     check_operand("residual_gemv", weight, h=h)
     residual_gemv_kernel[(rows // (tile.rows * tile.turns),)](

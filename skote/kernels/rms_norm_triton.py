@@ -8,8 +8,10 @@ import torch
 import triton
 import triton.language as tl
 
+from skote.kernels.launch import check_columns, check_float, check_norm, check_tensors
+
 MAX_HIDDEN = 65536
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+"""Longest row: a program holds it in registers."""
 
 
 @triton.jit
@@ -32,26 +34,18 @@ def rms_norm_kernel(
 
 
 def rms_norm_triton(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Launch the kernel on `x` [..., hidden] and `weight` [hidden], both contiguous on one CUDA device.
+    """Launch the kernel on `x` [..., hidden] and `weight` [hidden], each in a float dtype; the result is like `x`.
 
     Raises:
-        TypeError: a tensor that is not on CUDA, or not of fp32, fp16 or bf16.
-        ValueError: tensors that are not contiguous, whose shapes do not match, or a row beyond `MAX_HIDDEN`.
+        TypeError, ValueError: what the checks of `launch` refuse, rows beyond `MAX_HIDDEN` among it.
     """
-    for name, tensor in (("x", x), ("weight", weight)):
-        if tensor.device.type != "cuda":
-            raise TypeError(f"rms_norm_triton: {name} is on {tensor.device}; the kernel takes CUDA tensors alone.")
-        if tensor.dtype not in _DTYPES:
-            raise TypeError(f"rms_norm_triton: {name} is {tensor.dtype}; the kernel takes fp32, fp16 and bf16.")
-        if not tensor.is_contiguous():
-            raise ValueError(f"rms_norm_triton: {name} is not contiguous; call .contiguous() first.")
+    check_tensors("rms_norm_triton", x=x, weight=weight)
+    check_float("rms_norm_triton", x=x)
+    if x.ndim == 0:
+        raise ValueError("rms_norm_triton: x has no dimensions, expected rows of elements.")
     hidden = x.shape[-1]
-    if weight.shape != (hidden,):
-        raise ValueError(f"rms_norm_triton: weight has shape {tuple(weight.shape)}, rows of x have {hidden} elements.")
-    if not 1 <= hidden <= MAX_HIDDEN:
-        raise ValueError(f"rms_norm_triton: rows of {hidden} elements; the kernel takes 1 to {MAX_HIDDEN}.")
-    if x.device != weight.device:
-        raise ValueError(f"rms_norm_triton: x is on {x.device}, weight on {weight.device}.")
+    check_norm("rms_norm_triton", hidden, weight=weight)
+    check_columns("rms_norm_triton", hidden, MAX_HIDDEN)
     out = torch.empty_like(x)
     rows = x.numel() // hidden
     if rows:

@@ -1,4 +1,5 @@
-"""After a prefill's q/k/v projection: rotate q and k in place, and write k and v to the paged cache.
+"""After a prefill's q/k/v projection: rotate q and k in place (`rope` has the formula), and write k and v to the paged
+cache.
 
 Token t is position p = start + t. It lives in slot table[p // PAGE] * PAGE + p % PAGE of every head; positions from
 `capacity` on, the padding of a bucket, are rotated and not written. Without query heads k and v alone are there. With
@@ -13,7 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from skote.kernels.launch import check_tensors, padded
+from skote.kernels.launch import check_float, check_norm, check_rank, check_tensors, padded
+from skote.kernels.pages import check_head_dim, check_pool, check_rope, check_table
 from skote.kernels.rms_norm import rms_norm_reference
 from skote.kernels.rope import apply_rope
 
@@ -124,31 +126,33 @@ def rope_write(
     """Launch the kernel.
 
     Args:
-        qkv: `[tokens, heads + 2 kv_heads, head_dim]`, q and k rotated in place.
+        qkv: `[tokens, heads + 2 kv_heads, head_dim]`, in any float dtype, q and k rotated in place.
         cos, sin: `[capacity, head_dim]`, fp32: the positions that the cache may hold.
+        table: int32 `[pages]` or `[1, pages]`, physical page of each logical one, with room for `capacity` positions.
+        k, v: `[kv_heads, slots, head_dim]`, both in one float dtype, whole pages, written. `head_dim` is a power of 2.
         start: position of the first token, below `capacity`.
-        table: int32, physical page of each logical one.
-        k, v: `[kv_heads, slots, head_dim]`, written.
-        norms: of the heads of q and of k, `[head_dim]` each, with `eps`; None where they have none.
+        norms: of the heads of q and of k, `[head_dim]` each, in any float dtype, with `eps`; None where they have none.
 
     Raises:
-        TypeError, ValueError: what `check_tensors` refuses, and shapes that do not match.
+        TypeError, ValueError: what the checks of `launch` and `pages` refuse, or too few heads.
     """
-    check_tensors("rope_write", qkv=qkv, cos=cos, sin=sin, table=table, k=k, v=v)
-    tokens, all_heads, head_dim = qkv.shape
-    kv_heads, slots, _ = k.shape
+    q_norm, k_norm = norms or (qkv, qkv)
+    place = {"cos": cos, "sin": sin, "table": table}
+    check_tensors("rope_write", qkv=qkv, **place, k=k, v=v, q_norm=q_norm, k_norm=k_norm)
+    check_rank("rope_write", 3, qkv=qkv, k=k)
+    (tokens, all_heads, head_dim), (kv_heads, slots, _) = qkv.shape, k.shape
+    check_float("rope_write", qkv=qkv)
+    if all_heads < 2 * kv_heads:
+        raise ValueError(f"rope_write: qkv has {all_heads} heads, expected those of k and v, {2 * kv_heads}, or more.")
+    check_head_dim("rope_write", head_dim)
+    check_pool("rope_write", head_dim, k=k, v=v)
+    check_rope("rope_write", head_dim, cos=cos, sin=sin)
     capacity = cos.shape[0]
-    if k.shape != v.shape or k.shape[2] != head_dim or cos.shape != sin.shape or cos.shape[1] != head_dim:
-        raise ValueError(f"rope_write: qkv {tuple(qkv.shape)}, k {tuple(k.shape)} and cos {tuple(cos.shape)} differ.")
     if not 0 <= start < capacity:
         raise ValueError(f"rope_write: start {start} lies beyond the {capacity} positions.")
-    if capacity > slots or table.numel() * page < capacity or padded(head_dim) != head_dim:
-        raise ValueError(f"rope_write: {capacity} positions do not fit {slots} slots in {table.numel()} pages.")
-    q_norm, k_norm = norms or (qkv, qkv)
+    check_table("rope_write", table, (), (1,), page=page, slots=slots, positions=capacity)
     if norms is not None:
-        check_tensors("rope_write", qkv=qkv, q_norm=q_norm, k_norm=k_norm)
-        if q_norm.shape != (head_dim,) or k_norm.shape != (head_dim,):
-            raise ValueError(f"rope_write: norms {tuple(q_norm.shape)} and {tuple(k_norm.shape)}, {head_dim} elements.")
+        check_norm("rope_write", head_dim, q_norm=q_norm, k_norm=k_norm)
     rope_write_kernel[(tokens,)](
         qkv,
         cos,

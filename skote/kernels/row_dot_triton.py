@@ -9,6 +9,8 @@ operand, its four elements of x to row g of the left one, so that entry (g, g) o
 g have to add; the other entries mean nothing. Row g + 8 of the left operand holds what x lost when it was rounded to
 bf16, so that entry (g + 8, g) adds the rest: x counts with 16 bits, the products are exact, the sums are fp32.
 
+Offsets into the matrix have 32 bits, which launchers check (`check_offsets`).
+
 All that this asks of the compiler's layout is that each lane has a piece of its own, as it does where a chunk is one
 piece a thread. (The fragments of m16n8k16 are those of the PTX ISA, section on warp-level matrix instructions.)
 """

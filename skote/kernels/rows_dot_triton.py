@@ -2,6 +2,9 @@
 
     P[m, n] = sum over c of x[m, c] * W[taken[n], c]
 
+x is [ROWS, COLUMNS], ROWS one of `ROW_TILES`, and W [any, COLUMNS], both in fp32 (whole, not tf32), fp16 or bf16.
+Offsets into the matrix have 64 bits.
+
 Both stream through shared memory into the matrix instruction, the matrix as its first operand, whose rows it takes by
 16 or 64. Sums are fp32. The columns come block after block: a row's sum has one order, whatever the other rows hold.
 """

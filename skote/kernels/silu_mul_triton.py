@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from skote.kernels.activation_triton import activated, check_activation
-from skote.kernels.launch import check_tensors
+from skote.kernels.launch import check_float, check_rank, check_tensors
 
 _BLOCK = 1024
 
@@ -37,14 +37,17 @@ def silu_mul_kernel(
 
 
 def silu_mul_triton(gate_up: torch.Tensor, activation: str = "silu") -> torch.Tensor:
-    """Launch the kernel on `gate_up` [rows, 2 * intermediate], gate first: `[rows, intermediate]` in its dtype.
+    """Launch the kernel on `gate_up` [rows, 2 * intermediate], gate first, in a float dtype: `[rows, intermediate]`
+    in that dtype.
 
     `activation` is one of `ACTIVATIONS`.
 
     Raises:
-        TypeError, ValueError: what `check_tensors` and `check_activation` refuse, or an odd number of columns.
+        TypeError, ValueError: what the checks of `launch` refuse, or an odd number of columns.
     """
     check_tensors("silu_mul_triton", gate_up=gate_up)
+    check_float("silu_mul_triton", gate_up=gate_up)
+    check_rank("silu_mul_triton", 2, gate_up=gate_up)
     check_activation("silu_mul_triton", activation)
     rows, columns = gate_up.shape
     if columns % 2:

@@ -15,7 +15,16 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from skote.kernels.launch import GemmTile, check_matrix, check_operand, check_rows, check_tensors
+from skote.kernels.launch import (
+    GemmTile,
+    check_dtype,
+    check_matrix,
+    check_operand,
+    check_rank,
+    check_rows,
+    check_shape,
+    check_tensors,
+)
 from skote.kernels.rows_dot_triton import rows_dot
 
 
@@ -55,21 +64,20 @@ def split_gemm(h: torch.Tensor, weight: torch.Tensor, partials: torch.Tensor, *,
 
     Args:
         h: `[rows, columns]`, in the weight's dtype, `rows` one of `ROW_TILES`.
-        weight: `[outputs, columns]`.
+        weight: `[outputs, columns]`, in any float dtype; `columns` are at most `MAX_COLUMNS`.
         partials: `[tile.splits, rows, outputs]`, fp32, written.
 
     Raises:
-        TypeError, ValueError: what the checks of `launch` refuse, or partials of another shape.
+        TypeError, ValueError: what the checks of `launch` refuse.
     """
     check_tensors("split_gemm", h=h, weight=weight, partials=partials)
-    (rows, columns), outputs = h.shape, partials.shape[-1]
+    check_rank("split_gemm", 2, h=h, weight=weight)
+    (rows, columns), outputs = h.shape, weight.shape[0]
     check_rows("split_gemm", rows, h=h)
     check_matrix("split_gemm", weight, outputs, columns)
     check_operand("split_gemm", weight, h=h)
-    if partials.shape != (tile.splits, rows, outputs):
-        raise ValueError(
-            f"split_gemm: partials have shape {tuple(partials.shape)}, expected {(tile.splits, rows, outputs)}."
-        )
+    check_dtype("split_gemm", torch.float32, partials=partials)
+    check_shape("split_gemm", (tile.splits, rows, outputs), partials=partials)
     split_gemm_kernel[(triton.cdiv(outputs, tile.rows), tile.splits)](
         h,
         weight,

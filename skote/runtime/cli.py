@@ -36,6 +36,13 @@ def add_text_arguments(parser: Parser, max_new_tokens: int) -> None:
     parser.add_argument("--top-k", type=int, default=0, metavar="K", help="sample from the K likeliest tokens (0: all)")
     parser.add_argument("--top-p", type=float, default=1.0, help="and of these from the likeliest of this mass (1)")
     parser.add_argument("--seed", type=int, default=0, help="of sampling, the same for each prompt (0)")
+    parser.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end an answer where this text begins in it; may be given several times",
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--chat", action="store_true", help="send the prompt as a message in the model's chat template")
     form.add_argument("--raw", dest="chat", action="store_false", help="continue the prompt as it is (default)")

@@ -6,31 +6,22 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 from skote.runtime.answers import CALLBACKS_S, Answer, Answers, contained
 from skote.runtime.dispatch_options import DispatchOptions
 from skote.runtime.lane import Lane, Launcher, ReplicaCounts, ReplicaLoad
 from skote.runtime.policies import new_policy
+from skote.runtime.revivals import ReplicaEvent, Revivals
 from skote.runtime.threads import start_thread
 from skote.runtime.tpot_guard import TpotGuard
 from skote.runtime.waiting import Refusal, Ticket, hearer
-from skote.types import Completion, ReplicaError, Request, SkoteError, UsageError
+from skote.types import Completion, ReplicaError, Request, UsageError
 
+_CANCELLED = "The request was cancelled before a replica took it."
 _Launch = tuple[Lane, list[Ticket]]
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaEvent:
-    """What befell a replica, at `t_ns` (`time.monotonic_ns`)."""
-
-    t_ns: int
-    replica: int
-    what: Literal["ended", "restarted", "given up"]
-    sentence: str
 
 
 class ReplicaDispatcher:
@@ -40,9 +31,10 @@ class ReplicaDispatcher:
     given no more requests than it has rows. With `tpot_slo_ms` a replica is given no more than keep it
     (`skote.runtime.tpot_guard`). With a micro-batch window a launch gathers greedy requests in the order of their
     arrival, until there are `microbatch_max` or the first has waited `microbatch_window_ms`; a sampled one, with its
-    own seed, goes alone. A replica that ends takes the requests that it has begun with it; those that wait for it go to
-    the others, or wait until it was started again. The callbacks of futures run in one thread of the dispatcher's own,
-    which holds up no launch. The replicas stay the caller's to close; close the dispatcher first.
+    own seed, goes alone. A replica that ends takes the requests that it has begun with it; what waits for it, or in its
+    process, goes to the others, or waits until it was started again, which begins as soon as it has ended. Futures'
+    callbacks run in one thread of the dispatcher's own, which holds up no launch. The replicas stay the caller's to
+    close; close the dispatcher first.
 
     The keywords are those of `DispatchOptions`.
 
@@ -81,14 +73,15 @@ class ReplicaDispatcher:
         self._lanes = {each.index: Lane(each, cap) for each in sorted(replicas, key=lambda each: each.index)}
         if len(self._lanes) != len(replicas):
             raise UsageError("Every replica of a dispatcher needs an index of its own.")
-        self._events: list[ReplicaEvent] = []
         self._tickets: dict[Future[Any], Ticket] = {}
         self._closed = False
         self._changed = threading.Condition()
+        self._revivals = Revivals(options.max_restarts, self._changed, self._launch_all)
         self._answers = Answers()
         self._timer: threading.Thread | None = None
-        if tpot_slo_ms is not None:
-            for lane in self._lanes.values():
+        for lane in self._lanes.values():
+            lane.replica.watch_end(self._launch_all)
+            if tpot_slo_ms is not None:
                 lane.guard = TpotGuard(tpot_slo_ms)
                 lane.replica.watch_pace(partial(self._hear_pace, lane, lane.guard))
         if self._window_ns:
@@ -122,7 +115,7 @@ class ReplicaDispatcher:
     def events(self) -> list[ReplicaEvent]:
         """Replicas that ended and came back so far, in the order of time."""
         with self._changed:
-            return list(self._events)
+            return list(self._revivals.events)
 
     @property
     def in_callback(self) -> bool:
@@ -143,7 +136,8 @@ class ReplicaDispatcher:
             refusal = self._refusal(lanes)
             if refusal is None:
                 self._tickets[ticket.future] = ticket
-                lane = self._enqueue(ticket, lanes)
+                lane = self._choose(ticket, lanes)
+                lane.put(ticket)
                 launches = self._take_launches(lane)
                 lane.slowed += ticket in lane.queue and lane.is_slowed
                 self._changed.notify()
@@ -201,8 +195,7 @@ class ReplicaDispatcher:
         lane = next((each for each in self._lanes.values() if each.withdraw(ticket)), None)
         if lane is None:
             return False
-        sentence = "The request was cancelled before a replica took it."
-        self._hand_back([(ticket, ticket.refused("cancelled", sentence, lane.replica.index, lane.replica.device))])
+        self._hand_back([(ticket, ticket.refused("cancelled", _CANCELLED, lane.replica.index, lane.replica.device))])
         return True
 
     def _hand_back(self, answers: Sequence[tuple[Ticket, Completion]]) -> None:
@@ -232,8 +225,8 @@ class ReplicaDispatcher:
         A replica may end at any moment: whoever acts on the answer asks once.
         """
         for lane in self._lanes.values():
-            if lane.replica.death is not None and not (lane.reviving or lane.given_up):
-                self._note_end(lane)
+            if lane.replica.death is not None:
+                self._revivals.note_end(lane, final=self._closed)
         living = [lane for lane in self._lanes.values() if lane.alive]
         return living or [lane for lane in self._lanes.values() if lane.reviving]
 
@@ -248,11 +241,9 @@ class ReplicaDispatcher:
             if len(lane.queue) < most or (lane.alive and len(lane.queue) < min(self._batch_max, lane.room))
         ]
 
-    def _enqueue(self, ticket: Ticket, lanes: Sequence[Lane]) -> Lane:
+    def _choose(self, ticket: Ticket, lanes: Sequence[Lane]) -> Lane:
         loads = [lane.load for lane in self._with_room(lanes) or lanes]
-        lane = self._lanes[self._policy.choose(loads, ticket.request)]
-        lane.put(ticket)
-        return lane
+        return self._lanes[self._policy.choose(loads, ticket.request)]
 
     def _take_launches(self, lane: Lane) -> list[_Launch]:
         """Take what may be launched now; called under the lock, while the launches themselves are made outside."""
@@ -285,54 +276,26 @@ class ReplicaDispatcher:
             return lost
         for ticket in list(lane.queue):
             lane.withdraw(ticket)
-            self._enqueue(ticket, lanes)
+            self._choose(ticket, lanes).put(ticket)
         return [launch for other in lanes for launch in self._take_launches(other)]
 
-    def _note_end(self, lane: Lane) -> None:
-        """Remember that a replica has ended, and start it again where that may be."""
-        self._note(lane, "ended", str(lane.replica.death))
-        if self._closed or lane.restarts >= self._options.max_restarts:
-            lane.given_up = True
-            return
-        lane.restarts += 1
-        lane.reviving = True
-        try:
-            start_thread(f"revive-{lane.replica.index}", partial(self._revive, lane))
-        except ReplicaError as error:
-            self._end_revival(lane, str(error))
+    def _take_all(self) -> list[_Launch]:
+        return [launch for lane in self._lanes.values() for launch in self._take_launches(lane)]
 
-    def _revive(self, lane: Lane) -> None:
-        started = time.monotonic()
-        failure: str | None = f"Replica {lane.replica.index} could not be started again: its restart was broken off."
-        try:
-            lane.replica.restart()
-            failure = None
-        except (SkoteError, OSError, RuntimeError) as error:  # of the system: no thread or descriptor is left
-            failure = str(error)
-        finally:  # whatever else was raised: nobody may wait for it for ever
-            with self._changed:
-                self._end_revival(lane, failure, time.monotonic() - started)
-                launches = [launch for each in self._lanes.values() for launch in self._take_launches(each)]
-                self._changed.notify()
-            self._launch(launches)
-
-    def _end_revival(self, lane: Lane, failure: str | None, seconds: float = 0.0) -> None:
-        lane.reviving = False
-        lane.given_up = failure is not None
-        if failure is None:
-            self._note(lane, "restarted", f"Replica {lane.replica.index} was ready again after {seconds:.1f} s.")
-        else:
-            self._note(lane, "given up", failure)
-
-    def _note(self, lane: Lane, what: Literal["ended", "restarted", "given up"], sentence: str) -> None:
-        self._events.append(ReplicaEvent(time.monotonic_ns(), lane.replica.index, what, sentence))
+    def _launch_all(self) -> None:
+        """Launch what may be launched now that a replica has ended or is back."""
+        with self._changed:
+            launches = self._take_all()
+            self._changed.notify()
+        self._launch(launches)
 
     def _deadline_ns(self, lane: Lane) -> int:
         return lane.queue.first.dispatched_ns + self._window_ns
 
     def _launch(self, launches: Sequence[_Launch]) -> None:
         for lane, tickets in launches:
-            future = lane.replica.generate([ticket.request for ticket in tickets], hearer(tickets))
+            ended = partial(self._answer_row, lane, tickets) if len(tickets) > 1 else None
+            future = lane.replica.generate([ticket.request for ticket in tickets], hearer(tickets), ended)
             with self._changed:
                 for row, ticket in enumerate(tickets):
                     ticket.drop = partial(lane.replica.cancel, future, row)
@@ -344,12 +307,39 @@ class ReplicaDispatcher:
     def _answer(self, lane: Lane, tickets: Sequence[Ticket], done: Future[list[Completion]]) -> None:
         """Keep the device busy first, then hand the completions back; runs in the replica's thread."""
         with self._changed:
-            lane.answered(tickets)
+            left = [each for each in zip(tickets, done.result(), strict=True) if each[0].future in self._tickets]
+            lane.answered([ticket for ticket, _ in left], over=True)
+            outcomes = [(ticket, self._outcome(lane, ticket, completion)) for ticket, completion in left]
+            answers = [(ticket, each) for ticket, each in outcomes if each is not None]
+            launches = self._take_launches(lane) if len(answers) == len(left) else self._take_all()
+            self._changed.notify()
+        self._launch(launches)
+        with self._changed:
+            self._hand_back(answers)
+
+    def _answer_row(self, lane: Lane, tickets: Sequence[Ticket], row: int, completion: Completion) -> None:
+        """As `_answer`, for a row that has ended before others of its launch."""
+        with self._changed:
+            lane.answered([tickets[row]], over=False)
             launches = self._take_launches(lane)
             self._changed.notify()
         self._launch(launches)
         with self._changed:
-            self._hand_back(list(zip(tickets, done.result(), strict=True)))
+            self._hand_back([(tickets[row], completion)])
+
+    def _outcome(self, lane: Lane, ticket: Ticket, completion: Completion) -> Completion | None:
+        """What a request is answered; None where it waits again, since its replica ended and had not begun it."""
+        if not completion.untouched:
+            return completion
+        if ticket.cancelled:
+            return ticket.refused("cancelled", _CANCELLED, lane.replica.index, lane.replica.device)
+        lanes = self._open_lanes()
+        if self._closed or not lanes:
+            return completion
+        lane.dispatched -= 1
+        ticket.drop = None
+        self._choose(ticket, lanes).put_back(ticket)
+        return None
 
     def _hear_pace(self, lane: Lane, guard: TpotGuard, tpot_ns: int) -> None:
         """Launch what the guard lets pass now; runs in the replica's thread."""
@@ -365,7 +355,7 @@ class ReplicaDispatcher:
             with self._changed:
                 if self._closed:
                     return
-                launches = [launch for lane in self._lanes.values() for launch in self._take_launches(lane)]
+                launches = self._take_all()
                 if not launches:
                     self._changed.wait(self._seconds_to_next_window())
             self._launch(launches)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from skote.flags import applied, flags_for
@@ -19,30 +20,43 @@ from skote.runtime.cli import (
     run_command,
     sampling_of,
 )
-from skote.runtime.detokenizer import Detokenizer
 from skote.runtime.devices import resolve_devices, threads_per_replica
 from skote.runtime.engine import SkotergyEngine
 from skote.runtime.family_table import families_text
+from skote.runtime.stops import AnswerText
 from skote.runtime.text import TextCodec, load_tokenizer
-from skote.types import ExitCode, Request, Sampling, UsageError
+from skote.types import Engine, ExitCode, Request, Sampling, UsageError
 
 _PROG = "skote-generate"
 
 
-class TextStream:
-    """Token ids in, text out, held back while a character is incomplete."""
+class _StoppedError(Exception):
+    """Raised through an engine, out of its emit, at a stop string."""
 
-    def __init__(self, codec: TextCodec, write: Callable[[str], object]) -> None:
-        self._detokenizer, self._write = Detokenizer(codec.decode), write
+
+class TextStream:
+    """Token ids in, text out, held back while a character is incomplete or a stop string may begin."""
+
+    def __init__(self, codec: TextCodec, write: Callable[[str], object], stop_strings: Sequence[str] = ()) -> None:
+        self._text, self._write = AnswerText(codec.decode, stop_strings), write
         self._pieces: list[str] = []
+
+    def run(self, engine: Engine, request: Request) -> str:
+        """Write the answer of `engine` to `request` as it comes, up to a stop string; the whole text."""
+        with suppress(_StoppedError):
+            engine.generate([request], self.emit)
+        return self.finish()
 
     def emit(self, _: int, ids: Sequence[int]) -> None:
         """Write what `ids` complete; an `Emit` for a batch of one."""
-        self._put(self._detokenizer.add(ids))
+        text, _ = self._text.add(ids)
+        self._put(text)
+        if self._text.is_stopped:
+            raise _StoppedError
 
     def finish(self) -> str:
         """Write what was held back; the whole text."""
-        self._put(self._detokenizer.finish())
+        self._put(self._text.finish())
         return "".join(self._pieces)
 
     def _put(self, piece: str) -> None:
@@ -50,8 +64,12 @@ class TextStream:
         self._pieces.append(piece)
 
 
-def generate(local_dir: str, prompt: str, *, max_new_tokens: int, greedy: bool = True) -> str:
+def generate(
+    local_dir: str, prompt: str, *, max_new_tokens: int, greedy: bool = True, stop_strings: Sequence[str] = ()
+) -> str:
     """The continuation of `prompt` by the model in `local_dir`, on this machine's first device, in fp32.
+
+    It ends where the first of `stop_strings` begins.
 
     Where there is no such directory, and the name reads OWNER/NAME, it is the hub's model of that name.
 
@@ -64,13 +82,12 @@ def generate(local_dir: str, prompt: str, *, max_new_tokens: int, greedy: bool =
     """
     local_dir = str(model_directory(local_dir))
     codec = load_tokenizer(local_dir)
-    request = Request("generate", codec.encode(prompt), max_new_tokens, Sampling(0.0 if greedy else 1.0))
+    sampling = Sampling(0.0 if greedy else 1.0)
+    request = Request("generate", codec.encode(prompt), max_new_tokens, sampling, stop_strings=tuple(stop_strings))
     device = resolve_devices(1)
     with applied(flags_for("fp32", threads_per_replica(device))):
         engine = SkotergyEngine(local_dir=local_dir, device=device[0], dtype="fp32", pad_id=codec.pad_id)
-        ids: list[int] = []
-        engine.generate([request], lambda _, new: ids.extend(new))
-    return codec.decode(ids)
+        return TextStream(codec, lambda _: None, stop_strings).run(engine, request)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -96,7 +113,9 @@ def _stream(argv: Sequence[str] | None) -> int:
         complain(_PROG, NO_TEMPLATE)
     encode = codec.encode_chat if options.chat else codec.encode
     requests = [
-        Request(f"prompt-{index + 1}", encode(prompt), options.max_new_tokens, sampling)
+        Request(
+            f"prompt-{index + 1}", encode(prompt), options.max_new_tokens, sampling, stop_strings=tuple(options.stop)
+        )
         for index, prompt in enumerate(prompts)
     ]
     with applied(flags_for(dtype, threads_per_replica(devices))):
@@ -107,9 +126,7 @@ def _stream(argv: Sequence[str] | None) -> int:
         for number, request in enumerate(requests, 1):
             if len(requests) > 1:
                 sys.stderr.write(f"--- {number}/{len(requests)}\n")
-            stream = TextStream(codec, _write)
-            engine.generate([request], stream.emit)
-            stream.finish()
+            TextStream(codec, _write, options.stop).run(engine, request)
             _write("\n")
     return ExitCode.DONE
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from skote.runtime.policies import Load, recent_mean
 from skote.runtime.tpot_guard import TpotGuard
 from skote.runtime.waiting import Ticket, Waiting
-from skote.types import Completion, Emit, Request
+from skote.types import Completion, Emit, Request, RowEnded
 
 _UNBOUNDED = sys.maxsize
 
@@ -30,14 +30,26 @@ class Launcher(Protocol):
     def rows(self) -> int | None:
         """Requests that its engine advances together, joining and leaving; None where launches take their turn."""
 
-    def generate(self, requests: Sequence[Request], hear: Emit | None = None) -> Future[list[Completion]]:
-        """One launch; the future never raises. `hear` is told all tokens of its completions before it is done."""
+    @property
+    def kept_tokens(self) -> int:
+        """Tokens of prompts that its engine has in store for requests that begin with them, as far as is known."""
+
+    def generate(
+        self, requests: Sequence[Request], hear: Emit | None = None, ended: RowEnded | None = None
+    ) -> Future[list[Completion]]:
+        """One launch; the future never raises. `hear` is told all tokens of its completions before it is done.
+
+        `ended` may be told of rows that end before the last one.
+        """
 
     def cancel(self, launch: Future[list[Completion]], row: int) -> None:
         """Drop a row of a launch, as soon as may be."""
 
     def watch_pace(self, heard: Callable[[int], None]) -> None:
         """As requests run, call `heard` with the mean nanoseconds between two tokens of one; after restarts too."""
+
+    def watch_end(self, heard: Callable[[], None]) -> None:
+        """Call `heard` each time it has ended by an accident, once what it was asked is answered."""
 
     def restart(self) -> None:
         """Start it again after its death, and wait until it is ready; raises a `SkoteError` where it is not."""
@@ -50,7 +62,7 @@ class ReplicaCounts:
     index: int
     device: str
     dispatched: int
-    """Requests that were given to the replica's queue, and stayed there until it took them."""
+    """Requests that were given to the replica's queue, stayed there until it took them, and were begun there."""
     launches: int
     """Launches that were handed to its process."""
     in_flight_peak: int
@@ -70,6 +82,14 @@ class ReplicaLoad:
     """Requests that its process has been given and has not answered."""
     alive: bool
     """Whether it takes requests; not while it is started again."""
+    in_flight: int = 0
+    """Launches that its process has not answered."""
+    free_slots: int = 0
+    """Launches that it could take at once."""
+    mean_prompt_tokens: float | None = None
+    """The recent mean prompt length (`skote.runtime.policies`), None before the first prompt."""
+    kept_tokens: int = 0
+    """Tokens of prompts that its engine has in store for requests that begin with them (`engine.prefix_cache`)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -140,7 +160,17 @@ class Lane:
     @property
     def now(self) -> ReplicaLoad:
         """At this moment."""
-        return ReplicaLoad(self.replica.index, len(self.queue), self.running, self.alive)
+        load = self.load
+        return ReplicaLoad(
+            load.index,
+            len(self.queue),
+            self.running,
+            self.alive,
+            self.in_flight,
+            load.free_slots if self.alive else 0,
+            load.mean_prompt_tokens,
+            self.replica.kept_tokens,
+        )
 
     def put(self, ticket: Ticket) -> None:
         """Queue a request."""
@@ -163,8 +193,13 @@ class Lane:
         self.in_flight += 1
         return self.queue.pop(size)
 
-    def answered(self, tickets: Sequence[Ticket]) -> None:
-        """Note that a launch is over."""
+    def put_back(self, ticket: Ticket) -> None:
+        """Queue a request before all that came after it: a replica was given it, and ended before it had begun it."""
+        self.put(ticket)
+        self.queue.move_up(ticket)
+
+    def answered(self, tickets: Sequence[Ticket], *, over: bool) -> None:
+        """Note that requests of a launch are answered, and whether it is `over`."""
         self.running -= len(tickets)
-        self.in_flight -= 1
+        self.in_flight -= over
         self.tokens -= sum(ticket.tokens for ticket in tickets)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from operator import index
 from typing import NamedTuple
 
+from skote.runtime.stops import Stops
 from skote.types import EngineError, FinishReason, Request
 
 CLOCK = time.monotonic_ns  # bound before an engine's code is there to put another in its place
@@ -31,6 +32,8 @@ class RowRecord:
     Attributes:
         admitted_ns: when the engine took it; None before.
         cancelled: some of it was dropped, since nobody waited for it any more.
+        stopped: it has ended at one of its stops; what the engine hands over after that is no part of it.
+        stops: what looks for them; None where it has none, or the engine ends there by itself.
         cached_tokens: of its prompt, taken from a cache of earlier ones; None where the engine does not count them.
     """
 
@@ -38,6 +41,8 @@ class RowRecord:
         self.request = request
         self.admitted_ns: int | None = None
         self.cancelled = False
+        self.stopped = False
+        self.stops: Stops | None = None
         self.cached_tokens: int | None = None
         self._engine = engine
         self._tell = tell
@@ -47,8 +52,8 @@ class RowRecord:
 
     @property
     def complete(self) -> bool:
-        """Whether it has all tokens that were asked for."""
-        return len(self._output_ids) >= self.request.max_new_tokens
+        """Whether it has all tokens that were asked for, or has stopped."""
+        return self.stopped or len(self._output_ids) >= self.request.max_new_tokens
 
     def emit(self, token_ids: Sequence[int], *, dropped: bool) -> None:
         """Note tokens that the engine hands over now, or that they were `dropped`.
@@ -61,9 +66,13 @@ class RowRecord:
         now = CLOCK()
         if not held:
             raise EngineError(f"{self._engine} emitted a chunk without tokens.")
+        if self.stopped:
+            return
         if dropped:
             self.cancelled = True
             return
+        if self.stops is not None and (end := self.stops.end(held)) is not None:
+            self.stopped, held = True, held[:end]
         self._chunk_ns.append(now)
         self._chunk_tokens.append(len(held))
         self._output_ids.extend(held)
@@ -77,7 +86,7 @@ class RowRecord:
             tuple(self._chunk_ns),
             tuple(self._chunk_tokens),
             self.admitted_ns,
-            None if self.cancelled else reason,
+            None if self.cancelled else "stop" if self.stopped else reason,
             error,
             self.cancelled,
             self.cached_tokens,

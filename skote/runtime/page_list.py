@@ -48,6 +48,11 @@ class PageList:
         """How many nobody holds."""
         return len(self._blank) + len(self._kept)
 
+    @property
+    def entered(self) -> int:
+        """How many can be found by a digest, held or not."""
+        return len(self._entered)
+
     def needed(self, positions: int) -> int:
         """How many hold `positions` positions."""
         return -(-positions // self.size)

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 from skote.runtime.affinity import Cores
 from skote.runtime.ray_cluster import RayCluster, import_ray
@@ -22,7 +22,7 @@ from skote.runtime.remote_clock import Exchange, RemoteClock, clock_id
 from skote.runtime.replica import RESTART_S, check_hang_s
 from skote.runtime.replica_host import Answer, Hosted, Hosting, ReplicaHost
 from skote.runtime.threads import start_thread
-from skote.types import Chunk, Completion, Emit, EngineError, EngineSpec, ReplicaError, Request, SkoteError
+from skote.types import Chunk, Completion, Emit, EngineError, EngineSpec, ReplicaError, Request, RowEnded, SkoteError
 
 PINGS = 16
 TRIES = 3
@@ -39,6 +39,7 @@ class _Life:
     death: str | None = None
     lost: bool = False  # with its machine, or by an accident of Ray's
     clock: RemoteClock = field(default_factory=lambda: RemoteClock(same=False))
+    kept_tokens: int = 0
     numbers: Iterator[int] = field(default_factory=itertools.count)  # of launches
 
 
@@ -84,6 +85,7 @@ class RayReplica:
         self._pending = 0
         self._launches: dict[Future[list[Completion]], tuple[_Life, int]] = {}
         self._heard_pace: Callable[[int], None] | None = None
+        self._heard_end: Callable[[], None] | None = None
         self._answers: SimpleQueue[tuple[_Asked, Future[Any]] | None] = SimpleQueue()
         self._reader = start_thread(f"replica-{index}", self._read)
         self._open()
@@ -128,6 +130,11 @@ class RayReplica:
         """As `Replica.rows`."""
         ready = self._life.ready
         return ready.result().rows if ready.done() and ready.exception() is None else None
+
+    @property
+    def kept_tokens(self) -> int:
+        """As `Replica.kept_tokens`, when it last answered."""
+        return self._life.kept_tokens
 
     @property
     def pid(self) -> int:
@@ -183,8 +190,11 @@ class RayReplica:
                     self._life.death = f"{self._name} could not be started again: {error}"
                     raise
 
-    def generate(self, requests: Sequence[Request], hear: Emit | None = None) -> Future[list[Completion]]:
-        """As `Replica.generate`; `hear` is told all tokens of a row with its answer."""
+    def generate(
+        self, requests: Sequence[Request], hear: Emit | None = None, ended: RowEnded | None = None
+    ) -> Future[list[Completion]]:
+        """As `Replica.generate`; `hear` is told all tokens of a row with its answer, and rows are answered together."""
+        del ended
         requests = tuple(requests)
         future: Future[list[Completion]] = Future()
         future.set_running_or_notify_cancel()
@@ -193,6 +203,7 @@ class RayReplica:
         def resolve(answer: Answer) -> None:
             got_ns = time.monotonic_ns()
             life.clock.note(Exchange(sent_ns, answer.received_ns, answer.replied_ns, got_ns))
+            life.kept_tokens = answer.kept_tokens
             if answer.death is not None:
                 self._note_death(life, answer.death)
             del self._launches[future]
@@ -201,10 +212,9 @@ class RayReplica:
                     hear(row, completion.output_ids)
             future.set_result([_by_this_clock(each, life.clock, sent_ns, got_ns) for each in answer.completions])
 
-        def fail(error: SkoteError) -> None:
+        def fail(error: SkoteError, *, untouched: bool = False) -> None:
             self._launches.pop(future, None)
-            status: Literal["error", "cancelled"] = "cancelled" if self._closing else "error"
-            future.set_result([self._lost(request, sent_ns, status, str(error)) for request in requests])
+            future.set_result([self._lost(request, sent_ns, str(error), untouched=untouched) for request in requests])
 
         with self._lock:  # a reader that ends with its replica's death must not miss what is asked
             life = self._life
@@ -214,7 +224,7 @@ class RayReplica:
                 self._launches[future] = (life, number)
                 self._ask(life, life.actor.generate.remote(number, requests), resolve, fail)
         if death is not None:
-            fail(ReplicaError(death))
+            fail(ReplicaError(death), untouched=True)
         return future
 
     def cancel(self, launch: Future[list[Completion]], row: int) -> None:
@@ -229,6 +239,10 @@ class RayReplica:
             self._heard_pace, life = heard, self._life
             if life.ready.done() and life.death is None:
                 self._hear_pace(life, heard)
+
+    def watch_end(self, heard: Callable[[], None]) -> None:
+        """As `Replica.watch_end`, before all that it was asked is answered."""
+        self._heard_end = heard
 
     def _hear_pace(self, life: _Life, heard: Callable[[int], None]) -> None:
         def hear(tpot_ns: int) -> None:
@@ -310,8 +324,11 @@ class RayReplica:
 
     def _note_death(self, life: _Life, sentence: str) -> None:
         with self._lock:
-            if life.death is None:
+            news = life.death is None
+            if news:
                 life.death = f"{self._name} was closed." if self._closing else sentence
+        if news and not self._closing and self._heard_end is not None:
+            self._heard_end()
 
     def _compare_clocks(self, life: _Life) -> None:
         if life.clock.same:
@@ -321,7 +338,7 @@ class RayReplica:
             received_ns, replied_ns = self._ray.get(life.actor.ping.remote())
             life.clock.note(Exchange(sent_ns, received_ns, replied_ns, time.monotonic_ns()))
 
-    def _lost(self, request: Request, sent_ns: int, status: Literal["error", "cancelled"], error: str) -> Completion:
+    def _lost(self, request: Request, sent_ns: int, error: str, *, untouched: bool) -> Completion:
         return Completion(
             request.request_id,
             len(request.input_ids),
@@ -330,10 +347,11 @@ class RayReplica:
             sent_ns,
             None,
             time.monotonic_ns(),
-            status,
+            "cancelled" if self._closing else "error",
             error=error,
             replica=self.index,
             device=self.device,
+            untouched=untouched and not self._closing,
         )
 
 

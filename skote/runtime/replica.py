@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import pickle
@@ -17,9 +16,9 @@ from typing import Any
 from skote import types
 from skote.runtime.calls import Call, LaunchCall
 from skote.runtime.threads import start_thread
-from skote.runtime.worker import CANCEL, PACE, READY, TOKENS, WATCH
+from skote.runtime.worker import CANCEL, PACE, READY, ROW, TOKENS, WATCH
 from skote.runtime.worker_process import WorkerProcess
-from skote.types import Completion, Emit, EngineSpec, ReplicaError, Request, SkoteError, UsageError, is_number
+from skote.types import Completion, Emit, EngineSpec, ReplicaError, Request, RowEnded, SkoteError, UsageError, is_number
 
 MOST_HANG_S = 1e6
 """A system's poll takes no more than some two million seconds."""
@@ -76,6 +75,7 @@ class Replica:
         self._sending = threading.Lock()  # held while a full pipe may block; the reader, who kills, takes it last
         self._closing = False
         self._heard_pace: Callable[[int], None] | None = None
+        self._heard_end: Callable[[], None] | None = None
         self._next_id = READY + 1
         self._open()
 
@@ -123,6 +123,12 @@ class Replica:
         return self._rows
 
     @property
+    def kept_tokens(self) -> int:
+        """Tokens of prompts that the engine has in store for requests that begin with them (`engine.prefix_cache`)."""
+        with self._lock:  # under which the memory is given back
+            return self._process.progress.kept_tokens if self._death is None else 0
+
+    @property
     def pid(self) -> int:
         """The process's id."""
         return self._process.pid
@@ -168,14 +174,17 @@ class Replica:
     def _as_dead_as_before(self, error: SkoteError) -> str:
         return f"{self._name} could not be started again: {error}"
 
-    def generate(self, requests: Sequence[Request], hear: Emit | None = None) -> Future[list[Completion]]:
+    def generate(
+        self, requests: Sequence[Request], hear: Emit | None = None, ended: RowEnded | None = None
+    ) -> Future[list[Completion]]:
         """Hand over `requests` as one launch; launches queue in the process and are answered in order, or as they end
         where the engine batches in flight.
 
-        The future never raises: failures are completions with status "error", or "cancelled" after `close`. `hear` is
-        called in the replica's thread, which it must not hold up.
+        The future never raises: failures are completions with status "error", or "cancelled" after `close`; those that
+        the process ended without having begun are `untouched`. `hear`, and `ended` with each row that ends
+        before the last one, are called in the replica's thread, which they must not hold up.
         """
-        launch = LaunchCall(tuple(requests), self.index, self.device, hear)
+        launch = LaunchCall(tuple(requests), self.index, self.device, hear, ended)
         self._send(launch, "generate", (tuple(map(self._as_seen, launch.requests)), hear is not None))
         return launch.future
 
@@ -189,8 +198,7 @@ class Replica:
             with self._lock:
                 call_id = next((each for each, call in self._calls.items() if call.future is launch), None)
             if call_id is not None:
-                with contextlib.suppress(OSError):  # the reader meets the same end, and answers every call
-                    self._process.connection.send_bytes(CANCEL + f"{call_id} {row}".encode())
+                self._write(self._process, CANCEL + f"{call_id} {row}".encode())
 
     def watch_pace(self, heard: Callable[[int], None]) -> None:
         """Call `heard`, in the replica's thread, with the mean nanoseconds between two tokens of a request.
@@ -203,8 +211,14 @@ class Replica:
                 self._watch_pace()
 
     def _watch_pace(self) -> None:
-        with contextlib.suppress(OSError):  # the reader meets the same end
-            self._process.connection.send_bytes(WATCH)
+        self._write(self._process, WATCH)
+
+    def watch_end(self, heard: Callable[[], None]) -> None:
+        """Call `heard`, in the replica's thread, each time the process has ended and what it was asked is answered.
+
+        Not where it was closed.
+        """
+        self._heard_end = heard
 
     def call(self, method: str, *args: object) -> Future[Any]:
         """Call a public method of the engine, or one of the worker's own: `peak_memory` (a dict of bytes) and `choices`
@@ -244,8 +258,7 @@ class Replica:
             process = self._process
         if self._sending.acquire(blocking=False):  # else a full pipe holds it, and no message would be read
             try:
-                with contextlib.suppress(OSError):
-                    process.connection.send(None)
+                self._write(process, pickle.dumps(None))
             finally:
                 self._sending.release()
 
@@ -261,14 +274,23 @@ class Replica:
                 call.fail(UsageError(f"{self._name} cannot be sent what {method} was given: {error}."))
                 return
             with self._lock:
-                death, connection = self._death, self._process.connection
+                death, process = self._death, self._process
                 if death is None:  # and not before: a call that was never sent would look like one that hangs
                     self._calls[call_id] = call
             if death is None:
-                with contextlib.suppress(OSError):  # the reader meets the same end, and answers every call
-                    connection.send_bytes(message)
+                self._write(process, message)
                 return
-        self._fail(call, death)
+        self._lose(call, death, begun=False)
+
+    def _write(self, process: WorkerProcess, message: bytes) -> None:
+        """Send `message`; the process ends where it reads nothing of it for `hang_s`, whoever waits here meanwhile."""
+        try:
+            process.connection.send_bytes(message)
+        except BlockingIOError:
+            self._hangs = True
+            process.signal(signal.SIGKILL)
+        except OSError:
+            pass  # the reader meets the same end, and answers every call
 
     def _read(self) -> None:
         try:
@@ -281,10 +303,18 @@ class Replica:
                 if outcome == TOKENS:
                     self._calls[call_id].hear(*content)
                     continue
+                if outcome == ROW:
+                    call = self._calls[call_id]
+                    if call.rows_left == 1:
+                        del self._calls[call_id]
+                    call.end_row(*content)
+                    continue
                 call = self._calls.pop(call_id)
                 if outcome == "ok":
                     if call is self._ready:
                         self._rows = content[0]
+                        if self._hang_s is not None:  # a process that is still loading may take its time
+                            self._process.limit_writes(self._hang_s)
                     call.resolve(content[0])
                 else:
                     name, sentence = content
@@ -298,7 +328,7 @@ class Replica:
         """The next message, waited for; a launch that makes no progress meanwhile ends the process."""
         process, seen = self._process, -1
         while not process.connection.poll(self._hang_s):
-            progress = process.progress
+            progress = process.progress.ticks
             with self._lock:
                 launched = isinstance(next(iter(self._calls.values()), None), LaunchCall)
             if launched and progress == seen:
@@ -311,14 +341,17 @@ class Replica:
         """End what is left of the process's group, note why it ended, and answer everything that still waits."""
         self._process.signal(signal.SIGKILL)  # so that whoever still writes to it stops
         with self._sending, self._lock:  # nobody writes to the connection while it is closed
+            begun = self._process.progress.begun
             death = self._death = self._describe_end(self._process.reap())
-            calls = list(self._calls.values())
+            calls = list(self._calls.items())
             self._calls.clear()
-        for call in calls:  # the first one's callback may start the process again
-            self._fail(call, death)
+        for call_id, call in calls:  # the first one's callback may start the process again
+            self._lose(call, death, begun=call_id <= begun)
+        if self._heard_end is not None and not self._closing:
+            self._heard_end()
 
-    def _fail(self, call: Call, sentence: str) -> None:
-        call.fail(ReplicaError(sentence), "cancelled" if self._closing else "error")
+    def _lose(self, call: Call, sentence: str, *, begun: bool) -> None:
+        call.lose(ReplicaError(sentence), "cancelled" if self._closing else "error", begun=begun)
 
     def _describe_end(self, end: str) -> str:
         if self._closing:

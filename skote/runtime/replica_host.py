@@ -61,12 +61,16 @@ class Hosted:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A launch's completions by the host's clock, when it came and was answered, and why the replica ended, if so."""
+    """A launch's completions by the host's clock, when it came and was answered, and why the replica ended, if so.
+
+    Beside them what the engine has in store then, as `Replica.kept_tokens`.
+    """
 
     received_ns: int
     replied_ns: int
     completions: list[Completion]
     death: str | None
+    kept_tokens: int
 
 
 class ReplicaHost:
@@ -121,7 +125,7 @@ class ReplicaHost:
             self._replica.cancel(launch, row)
         completions = await asyncio.wrap_future(launch)
         del self._launches[number]
-        return Answer(received_ns, time.monotonic_ns(), completions, self._replica.death)
+        return Answer(received_ns, time.monotonic_ns(), completions, self._replica.death, self._replica.kept_tokens)
 
     async def cancel(self, number: int, row: int) -> None:
         """As `Replica.cancel`; nothing where the launch was answered."""

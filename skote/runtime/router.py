@@ -12,16 +12,19 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from skote.flags import flags_for
 from skote.runtime.answers import Answer
 from skote.runtime.cli import run_command
-from skote.runtime.dispatch import ReplicaDispatcher, ReplicaEvent
+from skote.runtime.codec import Codec
+from skote.runtime.dispatch import ReplicaDispatcher
 from skote.runtime.dispatch_options import DispatchOptions
 from skote.runtime.lane import ReplicaCounts, ReplicaLoad
 from skote.runtime.replica import check_hang_s
+from skote.runtime.revivals import ReplicaEvent
 from skote.runtime.router_command import PROG, SKOTERGY, answer_prompts, router_parser
+from skote.runtime.stop_strings import cut_text
 from skote.types import (
     Completion,
     EngineError,
@@ -32,22 +35,6 @@ from skote.types import (
     Sampling,
     UsageError,
 )
-
-
-class Codec(Protocol):
-    """A tokenizer, as far as a router needs one (`skote.runtime.text.TextCodec`)."""
-
-    pad_id: int
-    has_chat_template: bool
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        """The prompt's token ids."""
-
-    def encode_chat(self, text: str) -> tuple[int, ...]:
-        """The token ids of `text` as a user's message in the model's chat template."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids."""
 
 
 class _TextAnswer(Answer[str]):
@@ -190,10 +177,12 @@ class Router:
         greedy: bool = True,
         sampling: Sampling | None = None,
         priority: Priority = "interactive",
+        stop_strings: Sequence[str] = (),
     ) -> str:
         """The answer to `text`, without it. Greedy, else with temperature 1; `sampling`, where given, wins over both.
 
-        A `priority` "batch" lets interactive requests go before; it still gets its turn.
+        A `priority` "batch" lets interactive requests go before; it still gets its turn. The answer ends where the
+        first of `stop_strings` begins.
 
         Raises:
             RequestError: an empty prompt, `max_new_tokens` below 1, an unknown priority.
@@ -201,7 +190,8 @@ class Router:
             UsageError: called in a callback of one of this router's futures, where it would wait for itself.
         """
         self._refuse_in_callback()
-        return self._text(self._dispatch(text, max_new_tokens, greedy, sampling, priority).result())
+        completion = self._dispatch(text, max_new_tokens, greedy, sampling, priority, stop_strings)
+        return self._text(completion.result(), stop_strings)
 
     def submit_many(
         self,
@@ -211,6 +201,7 @@ class Router:
         greedy: bool = True,
         sampling: Sampling | None = None,
         priority: Priority = "interactive",
+        stop_strings: Sequence[str] = (),
     ) -> list[str]:
         """The answers to `texts`, in their order; all run to their end before the first failure is raised.
 
@@ -223,10 +214,12 @@ class Router:
         _check(RequestError, "texts", texts, Iterable, "a list of prompts")
         futures: list[Future[Completion]] = []
         try:
-            futures.extend(self._dispatch(text, max_new_tokens, greedy, sampling, priority) for text in texts)
+            futures.extend(
+                self._dispatch(text, max_new_tokens, greedy, sampling, priority, stop_strings) for text in texts
+            )
         finally:
             wait(futures)
-        return [self._text(future.result()) for future in futures]
+        return [self._text(future.result(), stop_strings) for future in futures]
 
     def submit_future(
         self,
@@ -236,18 +229,19 @@ class Router:
         greedy: bool = True,
         sampling: Sampling | None = None,
         priority: Priority = "interactive",
+        stop_strings: Sequence[str] = (),
     ) -> Future[str]:
         """As `submit`, with the answer, or the `EngineError`, in a future.
 
         Raises:
             RequestError: an empty prompt, `max_new_tokens` below 1, an unknown priority.
         """
-        completion = self._dispatch(text, max_new_tokens, greedy, sampling, priority)
+        completion = self._dispatch(text, max_new_tokens, greedy, sampling, priority, stop_strings)
         future = _TextAnswer(completion)
 
         def answer(done: Future[Completion]) -> None:
             try:
-                future.set_result(self._text(done.result()))
+                future.set_result(self._text(done.result(), stop_strings))
             except EngineError as error:
                 future.set_exception(error)
             finally:
@@ -265,12 +259,16 @@ class Router:
         sampling: Sampling | None = None,
         priority: Priority = "interactive",
         ignore_eos: bool = False,
+        stop_ids: Sequence[int] = (),
+        stop_strings: Sequence[str] = (),
         hear: Callable[[Sequence[int]], None] | None = None,
     ) -> Future[Completion]:
         """Token ids in, a completion with its stamps out; a failure is a completion, and never raises.
 
-        With `ignore_eos` exactly `max_new_tokens` tokens come. `hear` is told all of them as they come, before the
-        future resolves, in a thread of the replica's that it must not hold up; from a Ray they come with the answer.
+        With `ignore_eos` exactly `max_new_tokens` tokens come, or fewer where one of `stop_ids`, or the one that
+        completes one of `stop_strings` in the answer's text, is the last. `hear` is told all of them as they come,
+        before the future resolves, in a thread of the replica's that it must not hold up; from a Ray they come with the
+        answer.
 
         Raises:
             RequestError: an empty prompt, `max_new_tokens` below 1, an unknown priority.
@@ -281,7 +279,16 @@ class Router:
             raise RequestError(f"input_ids must be whole numbers, got {str(input_ids)[:60]}.") from None
         _check(RequestError, "ignore_eos", ignore_eos, bool, "True or False")
         _check(RequestError, "hear", hear, (Callable, type(None)), "a function, or None")
-        return self._dispatch_ids(ids, max_new_tokens, sampling, priority, ignore_eos=ignore_eos, hear=hear)
+        return self._dispatch_ids(
+            ids,
+            max_new_tokens,
+            sampling,
+            priority,
+            ignore_eos=ignore_eos,
+            stop_ids=stop_ids,
+            stop_strings=stop_strings,
+            hear=hear,
+        )
 
     def describe(self) -> list[dict[str, Any]]:
         """What each replica's engine says of itself (`Engine.describe`), once it has nothing else to do.
@@ -319,13 +326,20 @@ class Router:
         self._home.close()
 
     def _dispatch(
-        self, text: str, max_new_tokens: int, greedy: bool, sampling: Sampling | None, priority: Priority
+        self,
+        text: str,
+        max_new_tokens: int,
+        greedy: bool,
+        sampling: Sampling | None,
+        priority: Priority,
+        stop_strings: Sequence[str],
     ) -> Future[Completion]:
         _check(RequestError, "A prompt", text, str, "text")
         _check(RequestError, "greedy", greedy, bool, "True or False")
         if sampling is None and not greedy:
             sampling = Sampling(temperature=1.0)
-        return self._dispatch_ids(self.codec.encode(text), max_new_tokens, sampling, priority)
+        ids = self.codec.encode(text)
+        return self._dispatch_ids(ids, max_new_tokens, sampling, priority, stop_strings=stop_strings)
 
     def _dispatch_ids(
         self,
@@ -335,11 +349,24 @@ class Router:
         priority: Priority,
         *,
         ignore_eos: bool = False,
+        stop_ids: Sequence[int] = (),
+        stop_strings: Sequence[str] = (),
         hear: Callable[[Sequence[int]], None] | None = None,
     ) -> Future[Completion]:
         _check(RequestError, "sampling", sampling, (Sampling, type(None)), "a Sampling, or None")
+        if isinstance(stop_strings, str):
+            raise RequestError(f"stop_strings must be a list of texts, got the text {stop_strings!r}.")
         request_id = f"router-{next(self._ids)}"
-        request = Request(request_id, input_ids, max_new_tokens, sampling or Sampling(), ignore_eos, priority)
+        request = Request(
+            request_id,
+            input_ids,
+            max_new_tokens,
+            sampling or Sampling(),
+            ignore_eos,
+            priority,
+            stop_ids=tuple(stop_ids),
+            stop_strings=tuple(stop_strings),
+        )
         return self._dispatcher.dispatch(request, hear)
 
     def _refuse_in_callback(self) -> None:
@@ -349,10 +376,10 @@ class Router:
                 "submit, submit_many and close from another thread."
             )
 
-    def _text(self, completion: Completion) -> str:
+    def _text(self, completion: Completion, stop_strings: Sequence[str]) -> str:
         if completion.status != "ok":
             raise EngineError(completion.error or f"Request {completion.request_id!r} was {completion.status}.")
-        return self.codec.decode(completion.output_ids)
+        return cut_text(self.codec.decode(completion.output_ids), stop_strings)
 
 
 def _check(error: type[UsageError], name: str, value: object, kinds: Any, what: str) -> None:  # noqa: ANN401 - of isinstance

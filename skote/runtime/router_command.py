@@ -21,6 +21,7 @@ from skote.runtime.cli import (
     sampling_of,
 )
 from skote.runtime.policies import POLICIES
+from skote.runtime.stop_strings import cut_text
 from skote.types import Completion, EngineSpec, ExitCode, RecordError, RequestError, Sampling, UsageError
 
 if TYPE_CHECKING:
@@ -142,12 +143,14 @@ def answer_prompts(options: argparse.Namespace, open_router: Callable[..., Route
         if options.chat and not router.codec.has_chat_template:
             complain(PROG, NO_TEMPLATE)
         encode = router.codec.encode_chat if options.chat else router.codec.encode
-        answers = [_submit(router, encode(prompt), options.max_new_tokens, sampling) for prompt in prompts]
+        answers = [_submit(router, encode(prompt), options, sampling) for prompt in prompts]
         for index, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
             completion = answer.result() if isinstance(answer, Future) else None
             error = str(answer) if completion is None else completion.error
             failures += error is not None
-            text = None if completion is None or error is not None else router.codec.decode(completion.output_ids)
+            text = None
+            if completion is not None and error is None:
+                text = cut_text(router.codec.decode(completion.output_ids), options.stop)
             if error is not None:
                 complain(PROG, f"prompt {index + 1} of {len(prompts)} failed: {error}")
             if options.json:
@@ -163,10 +166,12 @@ def answer_prompts(options: argparse.Namespace, open_router: Callable[..., Route
 
 
 def _submit(
-    router: Router, input_ids: tuple[int, ...], max_new_tokens: int, sampling: Sampling
+    router: Router, input_ids: tuple[int, ...], options: argparse.Namespace, sampling: Sampling
 ) -> Future[Completion] | RequestError:
     try:
-        return router.submit_ids(input_ids, max_new_tokens=max_new_tokens, sampling=sampling)
+        return router.submit_ids(
+            input_ids, max_new_tokens=options.max_new_tokens, sampling=sampling, stop_strings=options.stop
+        )
     except RequestError as error:  # this prompt is at fault, the others are not
         return error
 

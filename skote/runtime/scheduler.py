@@ -145,6 +145,11 @@ class Scheduler:
         self._filled = 0  # tokens of packs since the last step
 
     @property
+    def kept_tokens(self) -> int | None:
+        """Tokens of prompts that a request may begin with instead of computing them; None without a prefix cache."""
+        return self._pages.entered * self._pages.size if self._prefix_cache else None
+
+    @property
     def seats(self) -> list[Seat]:
         """All that wait, are prefilled or run."""
         return [*self._waiting, *self._filling, *self._running]

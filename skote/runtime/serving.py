@@ -108,6 +108,9 @@ class Serving:
             awaited = list(enumerate(work.seats))
         self._pending.append((mark, awaited))
         self._apply(self._scheduler.launched(work))
+        kept = self._scheduler.kept_tokens
+        if kept is not None and isinstance(work, Pack):
+            self._desk.keeps(kept)
 
     def _hear(self) -> None:
         """Wait for the oldest launch, hand its tokens over, and then answer those that have ended: no token waits."""
@@ -174,6 +177,9 @@ class ListDesk:
         """Nobody asks."""
 
     def cached(self, key: int, tokens: int) -> None:
+        """Nobody asks."""
+
+    def keeps(self, tokens: int) -> None:
         """Nobody asks."""
 
     def emit(self, key: int, token_ids: Sequence[int]) -> None:

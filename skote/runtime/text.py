@@ -98,6 +98,12 @@ class TextCodec:
         """The text of `ids`, special tokens left out."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
+    def prompt_text(self, ids: Sequence[int]) -> str:
+        """The text that `encode` makes `ids` of, where there is one: without special tokens that it puts in front."""
+        added = self.encode("")
+        start = len(added) if tuple(ids[: len(added)]) == added else 0
+        return str(self._tokenizer.decode(list(ids[start:]), skip_special_tokens=False))
+
 
 def load_tokenizer(local_dir: str | Path) -> TextCodec:
     """The tokenizer of a checkpoint directory.

@@ -96,6 +96,13 @@ class Waiting:
         """Let a request wait."""
         self._line(ticket)[ticket] = None
 
+    def move_up(self, ticket: Ticket) -> None:
+        """Let a request that waits go before all of its line that were dispatched later."""
+        line = self._line(ticket)
+        earlier = list(takewhile(lambda each: each.dispatched_ns < ticket.dispatched_ns, line))
+        for each in (ticket, *reversed(earlier)):
+            line.move_to_end(each, last=False)
+
     def remove(self, ticket: Ticket) -> bool:
         """Take a request out; whether it was there."""
         line = self._line(ticket)

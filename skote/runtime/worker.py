@@ -5,17 +5,17 @@ Messages, pickled: `(call_id, method, args)` in, `None` to stop; `(call_id, "ok"
 each chunk of a launch whose second argument is true. The first message in is `(spec, setup)`, and its answer
 carries the id `READY` and the rows of an engine that batches in flight. Beside them, in plain bytes, which need not
 wait for their turn: `CANCEL`, a call's id and a row; `WATCH`, after which `(PACE, "ok", nanoseconds)` tells how fast
-tokens come. A number in shared memory counts tokens and answers, so that the parent can tell a busy engine from one
-that hangs. The parent's side is `skote.runtime.replica`.
+tokens come. Shared memory (`skote.runtime.worker_progress`) counts tokens and answers, and says which launches were
+begun. The parent's side is `skote.runtime.replica`.
 
 A launch is a call of `generate`. An engine that batches in flight (`skote.types.BatchingEngine`) takes those that come
-while others run; it answers each as it ends, and calls of other kinds wait until nothing runs.
+while others run; it answers each row as it ends, `(call_id, ROW, row, part)`, and calls of other kinds wait until
+nothing runs.
 """
 
 from __future__ import annotations
 
 import inspect
-import mmap
 import os
 import pickle
 import pkgutil
@@ -33,8 +33,10 @@ from skote import types
 from skote.runtime.choices import choices
 from skote.runtime.launch_rows import CLOCK, Part, RowRecord
 from skote.runtime.own_process import device_is_lost, peak_memory
+from skote.runtime.stops import Stopping
 from skote.runtime.token_pace import TokenPace
 from skote.runtime.worker_desk import Launch, WorkerDesk
+from skote.runtime.worker_progress import WorkerProgress
 from skote.types import (
     BatchingEngine,
     Emit,
@@ -44,6 +46,7 @@ from skote.types import (
     FinishReason,
     Request,
     SkoteError,
+    StoppingEngine,
     UsageError,
 )
 
@@ -53,10 +56,9 @@ READY = 0
 LOST_CODE = 74
 """The exit code of a process whose device is lost."""
 TOKENS = "tokens"
+ROW = "row"
 CANCEL = b"cancel "
 WATCH = b"watch"
-PROGRESS_BYTES = 8
-"""Size of the shared memory: one unsigned number, as the machine stores it."""
 
 
 class _CancelledError(Exception):
@@ -130,23 +132,12 @@ class _Inbox:
             os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-class _Progress:
-    """The number that the parent watches, in the file `fd`."""
-
-    def __init__(self, fd: int) -> None:
-        self._count = memoryview(mmap.mmap(fd, PROGRESS_BYTES)).cast("Q")
-
-    def tick(self) -> None:
-        """Tell the parent that something was done."""
-        self._count[0] += 1
-
-
 def main(connection: Connection, memory: int) -> None:
     """Serve `connection` until a stop message; at its end of file (the parent died) kill the process group at once.
 
     `memory` is the descriptor of the shared memory.
     """
-    inbox, progress = _Inbox(connection), _Progress(memory)
+    inbox, progress = _Inbox(connection), WorkerProgress(memory)
     spec, setup = inbox.receive()
     try:
         engine = _build(spec, setup)
@@ -154,14 +145,14 @@ def main(connection: Connection, memory: int) -> None:
         connection.send((READY, "error", *_explain(error, f"Loading {spec.target}")))
         sys.exit(1)
     batching = engine if isinstance(engine, BatchingEngine) and engine.rows > 1 else None
+    stopping = None if isinstance(engine, StoppingEngine) else Stopping(spec.options.get("local_dir"))
     connection.send((READY, "ok", None if batching is None else batching.rows))
 
     pace = TokenPace(lambda tpot_ns: connection.send((PACE, "ok", tpot_ns)))
 
-    def answer(call_id: int, parts: list[Part]) -> None:
-        inbox.forget(call_id)
+    def answer(call_id: int, row: int, part: Part) -> None:
         progress.tick()
-        connection.send_bytes(pickle.dumps((call_id, "ok", parts)))
+        connection.send_bytes(pickle.dumps((call_id, ROW, row, part)))
 
     def tell(call_id: int, row: int, token_ids: Sequence[int]) -> None:
         connection.send((call_id, TOKENS, row, token_ids))
@@ -171,14 +162,18 @@ def main(connection: Connection, memory: int) -> None:
         watch = pace if inbox.watched else None
         if method == "generate" and batching is not None:
             first = (call_id, *args)
-            _serve(batching, WorkerDesk(type(engine).__name__, first, inbox, answer, tell, progress.tick, watch))
+            _serve(
+                batching,
+                WorkerDesk(type(engine).__name__, first, inbox, answer, tell, progress, stopping, watch),
+            )
             continue
         try:
             if method == "generate":
+                progress.begin(call_id)
                 requests, told = args
                 tell_row = partial(tell, call_id) if told else None
                 cancelled = partial(inbox.is_cancelled, call_id)
-                result: object = _launch(engine, requests, cancelled, tell_row, progress.tick, watch)
+                result: object = _launch(engine, requests, cancelled, tell_row, progress.tick, stopping, watch)
             else:
                 result = _call(engine, method, args)
             reply = pickle.dumps((call_id, "ok", result))
@@ -223,18 +218,19 @@ def _launch(
     is_cancelled: Callable[[int], bool],
     tell: Emit | None,
     tick: Callable[[], None],
+    stopping: Stopping | None,
     pace: TokenPace | None,
 ) -> list[Part]:
     """Run one engine call; an exception becomes the rows' error, beside the tokens that had already come.
 
     A batch that fails before its first token is run again row by row, so that one request does not fail the others.
     """
-    parts = _generate(engine, requests, is_cancelled, tell, tick, pace)
+    parts = _generate(engine, requests, is_cancelled, tell, tick, stopping, pace)
     if len(parts) > 1 and all(part.error is not None and not part.output_ids for part in parts):
         return [
             part
             for row, request in enumerate(requests)
-            for part in _generate(engine, [request], *_of_row(row, is_cancelled, tell), tick, pace)
+            for part in _generate(engine, [request], *_of_row(row, is_cancelled, tell), tick, stopping, pace)
         ]
     return parts
 
@@ -252,6 +248,7 @@ def _generate(
     is_cancelled: Callable[[int], bool],
     tell: Emit | None,
     tick: Callable[[], None],
+    stopping: Stopping | None,
     pace: TokenPace | None,
 ) -> list[Part]:
     name = type(engine).__name__
@@ -272,12 +269,13 @@ def _generate(
         tick()
         if pace is not None:
             pace.emitted(records[row], len(token_ids))
-        if dropped and not any(map(awaited, rows)):
+        if (dropped or records[row].stopped) and not any(map(awaited, rows)):
             raise _CancelledError
 
     reasons: Sequence[FinishReason | None] = [None] * len(requests)
     sentence: str | None = None
     try:
+        _watch(records, stopping)
         if any(map(awaited, rows)):
             finished = engine.generate(requests, emit)
             if len(finished) != len(requests):
@@ -293,6 +291,12 @@ def _generate(
         _, sentence = _explain(error, f"{name}.generate")
     tick()
     return [record.part(reason, sentence) for record, reason in zip(records, reasons, strict=True)]
+
+
+def _watch(records: Sequence[RowRecord], stopping: Stopping | None) -> None:
+    if stopping is not None:
+        for record in records:
+            record.stops = stopping.watch(record.request)
 
 
 def _serve(engine: BatchingEngine, desk: WorkerDesk) -> None:

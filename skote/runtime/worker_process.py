@@ -6,9 +6,10 @@ It is started by subprocess, not by multiprocessing, so that the user's `__main_
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
-from skote.runtime.worker import PROGRESS_BYTES
+from skote.runtime.worker_progress import PROGRESS_BYTES, WorkerProgress
 from skote.types import RecordError, ReplicaError
 
 # The worker talks over a duplicate and never closes the original: the parent's end of file is the process's very end,
@@ -37,7 +38,7 @@ _TAIL_BYTES = 4096
 
 
 class WorkerProcess:
-    """Starts the process; `connection` speaks to it. `name` begins its sentences.
+    """Starts the process; `connection` speaks to it, `progress` says what it has done. `name` begins its sentences.
 
     It writes its stdout and stderr to the end of `log`, or to this process's stderr where `log` is None. `first` is the
     first message, pickled.
@@ -58,7 +59,7 @@ class WorkerProcess:
             with theirs, tempfile.TemporaryFile() as file:
                 file.write(bytes(PROGRESS_BYTES))  # written, not a hole: a full disk shows here
                 file.flush()
-                self._memory = mmap.mmap(file.fileno(), PROGRESS_BYTES)
+                self.progress = WorkerProgress(file.fileno())
                 try:
                     self._process = self._start(theirs.fileno(), file.fileno())
                 except BaseException:
@@ -75,10 +76,15 @@ class WorkerProcess:
         """The process's id."""
         return self._process.pid
 
-    @property
-    def progress(self) -> int:
-        """Grows with each token and each answer."""
-        return int.from_bytes(self._memory[:PROGRESS_BYTES], sys.byteorder)
+    def limit_writes(self, seconds: float) -> None:
+        """Let a write to `connection` raise `BlockingIOError` once the process has read nothing for so long.
+
+        Without a limit it waits as long as the process reads nothing.
+        """
+        whole = int(seconds)
+        limit = struct.pack("ll", whole, max(1, int((seconds - whole) * 1e6)))  # zero and zero would be no limit
+        with socket.socket(fileno=os.dup(self.connection.fileno())) as end:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     def signal(self, number: signal.Signals) -> None:
         """Signal the process's group, unless the process was reaped: then its number may be another's."""
@@ -100,7 +106,7 @@ class WorkerProcess:
 
     def _close(self) -> None:
         self.connection.close()
-        self._memory.close()
+        self.progress.close()
 
     def _start(self, pipe: int, memory: int) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-P", "-c", _BOOT, str(pipe), str(memory)]

@@ -61,6 +61,9 @@ class Body(_Strict):
     stop: _Stop | Annotated[list[_Stop], Field(max_length=MOST_STOPS)] | None = Field(
         default=None, description=f"A text of 1 to 256 characters that ends the answer, or up to {MOST_STOPS} of them."
     )
+    stop_token_ids: Annotated[list[_Id], Field(max_length=MOST_STOPS)] | None = Field(
+        default=None, description=f"Up to {MOST_STOPS} token ids that end the answer, as vLLM has them."
+    )
     ignore_eos: bool | None = Field(default=None, description="Go on until max_tokens.")
     return_token_ids: bool | None = Field(default=None, description="Token ids beside the text, as vLLM has them.")
     n: Literal[1] | None = Field(default=None, description="One answer a request: ask again for another.")

@@ -10,9 +10,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from skote.runtime.detokenizer import Detokenizer
+from skote.runtime.stops import AnswerText
 from skote.serve.errors import ApiError
-from skote.serve.stop_strings import StopStrings
 from skote.types import Completion, FinishReason, Sampling
 
 Outcome = Literal["stop", "length", "cancelled", "error"]
@@ -29,6 +28,7 @@ class TokenRouter(Protocol):
         max_new_tokens: int,
         sampling: Sampling | None = None,
         ignore_eos: bool = False,
+        stop_ids: Sequence[int] = (),
         hear: Callable[[Sequence[int]], None] | None = None,
     ) -> Future[Completion]:
         """Queue a request."""
@@ -52,6 +52,7 @@ class Asked:
     max_new_tokens: int
     sampling: Sampling
     stops: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     continued: tuple[int, ...] = ()
 
@@ -90,8 +91,7 @@ class Generation:
         self.completion: Completion | None = None
         self._router = router
         self._settled = settled
-        self._text = Detokenizer(decode, asked.continued)
-        self._stops = StopStrings(asked.stops)
+        self._text = AnswerText(decode, asked.stops, asked.continued)
         self._gone = False
         self._broken_off: str | None = None
         self._heard: deque[Sequence[int]] = deque()
@@ -103,6 +103,7 @@ class Generation:
             max_new_tokens=asked.max_new_tokens,
             sampling=asked.sampling,
             ignore_eos=asked.ignore_eos,
+            stop_ids=asked.stop_ids,
             hear=self._hear,
         )
         self._patience = self._loop.call_later(queue_s, self._lose_patience, queue_s)
@@ -111,7 +112,7 @@ class Generation:
     @property
     def outcome(self) -> Outcome:
         """How it ended, once it is settled."""
-        if self._stops.found:
+        if self._text.is_stopped:
             return "stop"
         if self.completion is None or self.completion.status == "cancelled":
             return "cancelled"
@@ -135,18 +136,19 @@ class Generation:
                 raise ReaderGoneError
             completion = self.completion  # before them, too: all of its tokens are among them
             new = self._take()
-            token_ids += new
-            text += self._stops.add(self._text.add(new)) if new else ""
-            if completion is not None and not self._stops.found:
+            more, count = self._text.add(new) if new else ("", 0)
+            text, token_ids = text + more, token_ids + new[:count]
+            self.output_tokens += count
+            if completion is not None and not self._text.is_stopped:
                 if completion.status != "ok":
                     raise self._failure(completion)
-                text += self._stops.add(self._text.finish())
-            if self._stops.found:
+                text += self._text.finish()
+            if self._text.is_stopped:
                 self.close()
                 yield Piece(text, token_ids, "stop")
                 return
             if completion is not None:
-                yield Piece(text + self._stops.finish(), token_ids, completion.finish_reason or "stop")
+                yield Piece(text, token_ids, completion.finish_reason or "stop")
                 return
             if token_ids and self.output_tokens < self.asked.max_new_tokens:
                 yield Piece(text, token_ids)
@@ -178,7 +180,6 @@ class Generation:
         with contextlib.suppress(IndexError):
             while True:
                 token_ids.extend(self._heard.popleft())
-        self.output_tokens += len(token_ids)
         return token_ids
 
     def _failure(self, completion: Completion) -> ApiError:

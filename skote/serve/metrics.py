@@ -9,8 +9,8 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from skote.runtime.dispatch import ReplicaEvent
 from skote.runtime.lane import ReplicaLoad
+from skote.runtime.revivals import ReplicaEvent
 from skote.serve.generation import Outcome
 from skote.types import Completion
 
@@ -93,6 +93,13 @@ class _Loads:
         """As prometheus_client's collectors."""
         waiting = GaugeMetricFamily("skote_requests_waiting", "Requests in a replica's queue.", labels=["replica"])
         running = GaugeMetricFamily("skote_requests_running", "Requests that a replica has.", labels=["replica"])
+        free = GaugeMetricFamily("skote_free_slots", "Launches that a replica could take at once.", labels=["replica"])
+        mean = GaugeMetricFamily(
+            "skote_recent_prompt_tokens", "The recent mean length of a replica's prompts.", labels=["replica"]
+        )
+        kept = GaugeMetricFamily(
+            "skote_kept_prompt_tokens", "Tokens of prompts that a replica has in store.", labels=["replica"]
+        )
         alive = GaugeMetricFamily("skote_replica_alive", "Whether a replica takes requests.", labels=["replica"])
         restarts = CounterMetricFamily(
             "skote_replica_restarts", "Replicas that were started again.", labels=["replica"]
@@ -102,6 +109,9 @@ class _Loads:
             replica = [str(load.index)]
             waiting.add_metric(replica, load.waiting)
             running.add_metric(replica, load.running)
+            free.add_metric(replica, load.free_slots)
+            mean.add_metric(replica, load.mean_prompt_tokens or 0.0)
+            kept.add_metric(replica, load.kept_tokens)
             alive.add_metric(replica, load.alive)
             restarts.add_metric(replica, restarted[load.index])
-        yield from (waiting, running, alive, restarts)
+        yield from (waiting, running, free, mean, kept, alive, restarts)

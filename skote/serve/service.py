@@ -121,6 +121,7 @@ class Service:
             max_new_tokens=self._max_new_tokens(ids, most),
             sampling=_sampling(body),
             stops=body.stops,
+            stop_ids=tuple(body.stop_token_ids or ()),
             ignore_eos=bool(body.ignore_eos),
             continued=continued,
         )

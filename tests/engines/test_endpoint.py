@@ -10,7 +10,7 @@ import pytest
 
 from skote.engines.endpoint import EndpointEngine
 from skote.runtime.replica import Replica
-from skote.types import UNKNOWN_ID, EngineError, EngineSpec, ReplicaError, Request, Sampling, UsageError
+from skote.types import UNKNOWN_ID, EngineError, EngineSpec, ReplicaError, Request, Sampling, StoppingEngine, UsageError
 
 U = UNKNOWN_ID
 WAIT_S = 30.0
@@ -88,7 +88,7 @@ def test_tokens_come_chunk_by_chunk_with_their_ids(fake_server, connect, answer)
 
 
 def test_sampling_and_fields_of_ones_own(fake_server, connect, answer):
-    server = fake_server(answer)
+    server = fake_server(answer, models=("tiny", "other"))
     sampled = request(sampling=Sampling(0.5, top_k=3, top_p=0.9, seed=11))
     generate(connect(server, model="other", extra_body={"max_tokens": 2, "min_p": 0.1}), sampled)
     body = server.asked[0].body
@@ -102,9 +102,26 @@ def test_a_server_of_openais_own_fields_alone(fake_server, connect, answer):
     engine = connect(server, extensions=False)
     generate(engine, request(ignore_eos=True))
     assert {"return_token_ids", "ignore_eos"} & set(server.asked[0].body) == set()
-    assert engine.describe()["caveats"] == ["ignore_eos was not sent, in 1 of 1 answers: set endpoint.extensions=true."]
+    (caveat,) = engine.describe()["caveats"]
+    assert caveat.startswith("ignore_eos was not sent, and answers ended early, in 1 of 1 answers: set endpoint.ext")
+    generate(engine, request(ignore_eos=True, max_new_tokens=3))
+    assert "in 1 of 2 answers" in engine.describe()["caveats"][0]
     with pytest.raises(UsageError, match="no top_k"):
         generate(engine, request(sampling=Sampling(1.0, top_k=3)))
+
+
+def test_stops_are_the_servers_to_obey(fake_server, connect, answer):
+    server = fake_server(answer)
+    engine = connect(server)
+    assert isinstance(engine, StoppingEngine)  # no worker ends its answers, whose last counts would then be lost
+    generate(engine, request(stop_strings=("\n", "End"), stop_ids=(2, 3)))
+    asked = server.asked[0].body
+    assert (asked["stop"], asked["stop_token_ids"]) == (["\n", "End"], [2, 3])
+    plain = connect(server, extensions=False)
+    generate(plain, request(stop_strings=("\n",)))
+    assert server.asked[1].body["stop"] == ["\n"]
+    with pytest.raises(UsageError, match="no stop_token_ids"):
+        generate(plain, request(stop_ids=(2,)))
 
 
 def test_a_chat_is_sent_the_prompts_text(fake_server, connect, play, make_checkpoint, write_tokenizer):
@@ -152,7 +169,8 @@ def test_chunks_are_emitted_as_they_arrive_and_requests_run_side_by_side(fake_se
     assert order[3:] == [2]
 
 
-def test_a_connection_is_kept_for_the_next_request(fake_server, connect, answer):
+def test_a_connection_is_kept_for_the_next_request(fake_server, connect, answer, monkeypatch):
+    monkeypatch.setattr("skote.engines.endpoint_client._CLOSE_S", WAIT_S)  # however busy the machine is
     server = fake_server(answer)
     engine = connect(server)
     for _ in range(3):
@@ -233,6 +251,9 @@ def test_nobody_answers(free_port):
     ("options", "sentence"),
     [
         ({"url": "localhost:8000"}, "must begin with http"),
+        ({"url": "http://127.0.0.1:70000/v1"}, "has a port that is none"),
+        ({"url": "http://127.0.0.1:0/v1"}, "port 0 is a free one, for a server that endpoint.command starts"),
+        ({"url": "http://192.0.2.1:0/v1", "command": "true"}, "has no free port"),
         ({"api": "responses"}, "endpoint.api=responses is not known; choose one of completions, chat"),
         ({"prompt": "tokens"}, "endpoint.prompt=tokens is not known; choose one of ids, text"),
         ({"prompt": "text"}, "needs the model's tokenizer"),
@@ -288,6 +309,32 @@ def test_a_command_is_started_waited_for_and_ended(free_port):
     del engine
     gc.collect()
     assert not psutil.pid_exists(server.pid)
+
+
+def test_a_command_names_what_the_run_has(free_port, tmp_path):
+    """The program writes its arguments down and ends."""
+    url, seen = f"http://127.0.0.1:{free_port}/v1", tmp_path / "seen"
+    writer = f"import sys; open({str(seen)!r}, 'w').write(' '.join(sys.argv[1:]))"
+    command = ["{python}", "-c", writer, "{model}:{port}", "--device={device}", "{dtype}", '{"own": 1}']
+    with pytest.raises(EngineError, match="ended with exit code 0"):
+        EndpointEngine(url=url, command=command, local_dir="/the/model", device="cuda:1", dtype="bf16")
+    assert seen.read_text() == f'/the/model:{free_port} --device=cuda:1 bfloat16 {{"own": 1}}'
+
+
+def test_port_0_is_a_free_one(tmp_path):
+    command = [sys.executable, "-c", SERVER, "{port}"]
+    engines = [EndpointEngine(url="http://127.0.0.1:0/v1", command=command) for _ in range(2)]
+    urls = {engine.describe()["tier_reason"] for engine in engines}
+    assert len(urls) == 2
+    assert not any(":0/" in url for url in urls)
+    del engines
+    gc.collect()
+
+
+@pytest.mark.parametrize("cut", [{"random_seed": 0}, {"layers": 2}])
+def test_a_command_cannot_name_a_model_that_no_directory_holds(free_port, cut):
+    with pytest.raises(UsageError, match=r"names \{model\}, a checkpoint, and this run's model has random weights"):
+        EndpointEngine(url=f"http://127.0.0.1:{free_port}/v1", command="serve {model}", local_dir="shape", **cut)
 
 
 def test_a_command_that_ends_before_it_answers(free_port):

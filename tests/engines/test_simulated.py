@@ -56,6 +56,21 @@ def test_delays_are_never_shorter_than_programmed() -> None:
     assert all(later - earlier >= 2_000_000 for earlier, later in itertools.pairwise(stamps))
 
 
+def test_drawn_delays_belong_to_the_prompt_and_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("skote.engines.simulated._wait", waits.append)
+    delays = {"distribution": "lognormal", "prefill_ms": 5.0, "prefill_sd_ms": 2.0, "token_ms": 1.0, "token_sd_ms": 0.5}
+
+    def drawn(prompt: tuple[int, ...], seed: int) -> tuple[float, ...]:
+        waits.clear()
+        run(SimulatedEngine(**delays, delay_seed=seed), Request("a", prompt, 3))  # type: ignore[arg-type]
+        return tuple(waits)
+
+    assert len(drawn((1, 2), 0)) == 3
+    assert drawn((1, 2), 0) == drawn((1, 2), 0)
+    assert len({drawn((1, 2), 0), drawn((1, 3), 0), drawn((1, 2), 1)}) == 3
+
+
 @pytest.mark.parametrize(("fail_after", "limit", "emitted"), [(0, 4, 0), (2, 4, 2), (9, 4, 3), (1, 1, 0)])
 def test_a_failing_launch_keeps_the_tokens_before_the_failure(fail_after: int, limit: int, emitted: int) -> None:
     engine = SimulatedEngine(fail_on=["bad"], fail_after=fail_after)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 
 from skote.eval.record import RowKey, RunWriter, ids_sha256
+from skote.eval.runner import main
 from skote.types import Chunk, Completion
 
 MS = 1_000_000
@@ -231,3 +234,23 @@ def synthetic(tmp_path: Path) -> Callable[..., Synthetic]:
 def timeline() -> type[Timeline]:
     """What one request of a synthetic run does."""
     return Timeline
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path, capfd):
+    """Runs the command in this process: what ends before an engine starts need not pay for a new one."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+
+    def call(*overrides):
+        monkeypatch.setattr(sys, "argv", ["run.py", *overrides])
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capfd.readouterr()
+        return ended.value.code, out, err
+
+    yield call
+    for handler in set(root.handlers) - set(handlers):
+        handler.close()
+    root.handlers[:], root.level = handlers, level

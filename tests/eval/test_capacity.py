@@ -129,6 +129,23 @@ def test_a_search_finds_what_a_simulated_engine_can_take(tmp_path):
     stopped = runs[-1].requests
     assert {"ok", "cancelled"} == set(stopped[stopped["phase"] == "measure"]["status"])
     assert (tmp_path / "found" / "probes" / "parity" / "manifest.json").exists()
+    cells = json.loads((tmp_path / "found" / "search.json").read_text())["cells"]
+    probes = [each["run"] for arm in ("candidate", "baseline") for each in content["arms"][arm]["probes"]]
+    assert [cell["directory"] for cell in cells] == ["probes/parity", *probes]
+    assert {cell["state"] for cell in cells} == {"done"}
+    assert cells[1]["overrides"] == ["workload.arrivals.rate=12.0"]
+
+    # As one that was killed in its second probe: that one runs again, the others are taken as they are.
+    (tmp_path / "found" / probes[1] / "metrics.json").unlink()
+    kept = (tmp_path / "found" / probes[0] / "manifest.json").read_bytes()
+    done = subprocess.run(
+        [sys.executable, RUN, "resume=found"], cwd=tmp_path, text=True, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"Done before: {tmp_path / 'found' / probes[0]}" in done.stdout
+    assert f"Done before: {tmp_path / 'found' / probes[1]}" not in done.stdout
+    assert (tmp_path / "found" / probes[0] / "manifest.json").read_bytes() == kept
+    assert (tmp_path / "found" / probes[1] / "metrics.json").exists()
 
 
 @pytest.mark.parametrize(

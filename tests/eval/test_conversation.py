@@ -13,6 +13,7 @@ from skote.eval.page import report_html
 from skote.eval.record import read_run
 from skote.eval.schedule import run_schedule
 from skote.eval.sending import send_block
+from skote.eval.sources.lengths import LengthConfig
 from skote.eval.sources.source_config import SourceConfig, check_source
 from skote.eval.summary import summarize
 from skote.eval.workload import build_workload, check_fits
@@ -52,7 +53,7 @@ class Echo:
 
 
 def run(dispatcher: Echo, concurrency: int | None = None, think_ns: int = 0):
-    talks = Conversations(BLOCK, TURNS, think_ns, concurrency)
+    talks = Conversations(BLOCK, TURNS, (think_ns,) * len(BLOCK), concurrency)
     ended: list[tuple[str, str, int]] = []
     run_schedule(
         dispatcher, talks.first, (0,) * len(talks.first),
@@ -77,8 +78,17 @@ def test_a_closed_loop_keeps_so_many_conversations_open():
     dispatcher = Echo()
     run(dispatcher, concurrency=1)
     assert [name for name, _ in dispatcher.sent] == ["a-t0", "a-t1", "a-t2", "b-t0", "c-t0", "c-t1"]
-    talks = Conversations(BLOCK, TURNS, 0, 2)
+    talks = Conversations(BLOCK, TURNS, (0,) * len(BLOCK), 2)
     assert [each.request_id for each in talks.first] == ["a-t0", "b-t0"]
+
+
+def test_an_answer_that_ends_with_what_follows_it_ends_once():
+    """As where a model is let end its turn: the mark of that is what the next turn begins with, too."""
+    block = [turn("a-t0", 1, 2), turn("a-t1", 102, 3)]
+    talks = Conversations(block, (2,), (0, 0), None)
+    done = Completion("a-t0", 2, (9, 102), (), 0, 0, 0, "ok", "stop")
+    ((_, following),) = talks.follow(block[0], done)
+    assert following.input_ids == (1, 2, 9, 102, 3)
 
 
 def test_a_next_turn_waits_for_the_user_to_think():
@@ -98,7 +108,7 @@ def test_a_turn_that_fails_loses_the_later_ones_and_no_other_conversation():
 
 
 def test_what_is_given_up_is_handed_over_with_all_its_turns():
-    talks = Conversations(BLOCK, TURNS, 0, None)
+    talks = Conversations(BLOCK, TURNS, (0,) * len(BLOCK), None)
     ended: list[str] = []
     run_schedule(
         Echo(), talks.first, (0, 60_000 * MS, 60_000 * MS), lambda _, done: ended.append(done.request_id),
@@ -141,7 +151,7 @@ def test_a_files_turns_become_conversations(tmp_path):
     workload = built(tmp_path, *ROWS, think_ms=2.5)
     assert [each.request_id for each in workload.requests] == ["b00-r00-t0", "b00-r00-t1", "b00-r00-t2", "b00-r01-t0"]
     assert workload.turns == ((3, 1),)
-    assert workload.think_ns == 2_500_000
+    assert workload.think_ns == ((0, 2_500_000, 2_500_000, 0),)
     assert workload.requests[1].input_ids == CODEC.encode_next_turn([{"role": "user", "content": "Two?"}])
     assert len({workload.sha256, built(tmp_path, *ROWS).sha256, built(tmp_path, *ROWS[::-1]).sha256}) == 3
     described = workload.describe()
@@ -175,6 +185,43 @@ def test_tools_answer_in_turns_of_their_own_and_recorded_answers_are_left_to_the
         CODEC.encode("<tool> t <user> v <assistant>"),
         CODEC.encode("<assistant> Hi. <user> u <assistant>"),
     ]
+
+
+def test_each_answer_of_a_conversation_has_the_length_of_its_own_in_the_file(tmp_path):
+    said = [
+        {"role": "user", "content": "u"},
+        {"role": "assistant", "content": "one two"},
+        {"role": "user", "content": "v"},
+        {"role": "assistant", "content": "one two three"},
+        {"role": "user", "content": "w"},
+        {"role": "assistant", "content": "one"},
+    ]
+    people = {"user": "human", "assistant": "gpt"}
+    shared = [{"from": people[each["role"]], "value": each["content"]} for each in said[:5]]
+    rows = json.dumps({"messages": said}), json.dumps({"messages": said[:-1]}), json.dumps({"messages": said[:3]})
+    # What the file does not say has the 4 of `max_new_tokens`.
+    assert [each.max_new_tokens for each in built(tmp_path, *rows).requests] == [2, 3, 1, 2, 3, 4, 2, 4]
+    assert [each.max_new_tokens for each in built(tmp_path, json.dumps({"conversations": shared})).requests] == [
+        2,
+        3,
+        4,
+    ]
+    # Prompts are as long as the answers before them make them: 6 ids a turn.
+    assert [len(each.input_ids) for each in built(tmp_path, *rows[:1]).at_full_length] == [7, 16, 26]
+
+
+def test_thinking_is_a_rows_own_or_drawn_turn_by_turn(tmp_path):
+    thinking = LengthConfig("uniform", min=10, max=20)
+    rows = (*ROWS, '{"turns": ["Five?", "Six?", "Seven?"], "think_ms": [0.5]}')
+    drawn, again = (built(tmp_path, *rows, think=thinking) for _ in range(2))
+    assert drawn.think_ns == again.think_ns
+    first, second, third, alone, fifth, sixth, seventh = drawn.think_ns[0]
+    assert (first, alone, fifth, sixth) == (0, 0, 0, 500_000)
+    assert all(10 * MS <= each <= 20 * MS for each in (second, third, seventh))
+    assert len({second, third, seventh}) > 1
+    for config in (SourceConfig(think=thinking), SourceConfig(turns="all", think_ms=1.0, think=thinking)):
+        with pytest.raises(UsageError, match=r"workload\.source\.think draws the times before further turns"):
+            check_source(config)
 
 
 def test_turns_that_no_longer_fit_are_left_out_and_counted(tmp_path):

@@ -37,6 +37,15 @@ def test_parity_failed(run):
     assert finding.sentence == "Parity failed: Prompt chat-03 differs at token 5."
 
 
+def test_parity_that_nothing_could_judge_is_invalid_and_hashes_of_unknown_ids_are_not_compared(run):
+    run.requests.loc[run.requests["arm"] == "baseline", "output_sha256"] = "00" * 32
+    outputs = {"candidate": {}, "baseline": {}}
+    for mode, passed, expected in (("not_judged", None, [("invalid", "parity_not_judged")]), ("text_equal", True, [])):
+        parity = {"mode": mode, "passed": passed, "sentence": "So it is.", "outputs": outputs, "divergences": []}
+        found = codes(run, changed(run, parity=parity))
+        assert [each for each in found if each != ("warning", "output_unchecked")] == expected
+
+
 def test_parity_missing_matters_where_two_arms_ran(run, synthetic):
     assert codes(run, changed(run, parity=None)) == [("invalid", "parity_missing")]
 
@@ -113,6 +122,10 @@ def test_ending_at_the_end_of_sequence_token_is_no_early_end(synthetic, timeline
 
     assert "early_end" in [code for _, code in codes(run, manifest)]
     run.requests["finish_reason"] = "stop"
+    assert codes(run, manifest) == [("warning", "sampled_outputs")]
+    manifest["workload"]["respect_eos"] = False
+    assert ("invalid", "early_end") in codes(run, manifest)
+    manifest["may_stop"] = sorted(set(run.requests["request_id"]))  # those with stops of their own may end early, too
     assert codes(run, manifest) == [("warning", "sampled_outputs")]
 
 

@@ -147,6 +147,25 @@ def test_a_claim_is_what_its_run_says_or_what_its_file_says(
     assert (pending.verdict, pending.reason, pending.link) == ("PENDING", "GPUs: y.", None)
 
 
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_claim_about_the_same_measurement_is_judged_by_the_run_of_the_file_it_extends(
+    experiments: Path, tmp_path: Path, commit: Callable[..., None], beside: bool
+) -> None:
+    rule = "{name: rows, figure: contracts.pad_token.rows_added_beyond, claimed: 3}"
+    (experiments / "E11.yaml").write_text(f"defaults: [E10, _self_]\nclaim: {{id: E11, needs: cpu, rules: [{rule}]}}\n")
+    (experiments / "E12.yaml").write_text(f"defaults: [E10, _self_]\nseed: 9\nclaim: {{id: E12, rules: [{rule}]}}\n")
+    commit()
+    runs = tmp_path / "runs"
+    if beside:
+        shutil.move(runs / "E10", tmp_path / "E10")
+    entries = {entry.name: entry for entry in read_ledger(experiments, runs)}
+    assert entries["E10"].verdict == "NOT RUN" if beside else "HOLDS"
+    assert (entries["E11"].verdict, entries["E11"].rules[0]["measured"]) == ("NOT REPRODUCED", 1.0)
+    assert entries["E11"].link == ("../E10/report.html" if beside else "E10/report.html")
+    # Another subject, and another seed, were not measured by it.
+    assert {entries[name].verdict for name in ("E10_other", "E12")} == {"NOT RUN"}
+
+
 def test_page_and_table_have_every_claim(experiments: Path, tmp_path: Path, commit: Callable[..., None]) -> None:
     commit()
     entries = read_ledger(experiments, tmp_path / "runs")

@@ -238,6 +238,29 @@ def test_rows_of_a_batch_come_back_with_its_last(run):
     assert found(run) == []
 
 
+def told_after(run, told_ms):
+    """The manifest's parts of a run whose candidate's first tokens were known so many ms after their stamps."""
+    passes = [dict(each) for each in run.manifest["passes"]]
+    mine = [each for each in passes if (each["arm"], each["phase"]) == ("candidate", "measure")]
+    for each, ms in zip(mine, told_ms, strict=False):
+        each["cache_probe"] = {"again_ms": [9.0], "other_ms": [9.0], "cached_tokens": None, "told_after_ms": ms}
+    return {"passes": passes}
+
+
+@pytest.mark.parametrize(
+    ("told_ms", "early"),
+    [([3.2] * 5, True), ([3.0] * 5, False), ([9.0] * 4 + [0.1], False), ([9.0] * 4, False)],
+    ids=["every one beyond", "within", "one told at once", "too few"],
+)
+def test_stamps_of_first_tokens_that_are_too_early(run, told_ms, early):
+    """The candidate's come after some 140 ms, of which 2 % are 2.8; the harness has 0.31 of its own."""
+    findings = found(run, manifest=told_after(run, told_ms))
+
+    assert [(each.severity, each.code) for each in findings] == [("invalid", "early_stamps")] * early
+    if early:
+        assert (findings[0].observed, findings[0].limit) == (3.2, pytest.approx(0.31 + 0.02 * 140, abs=0.1))
+
+
 def test_nobody_can_see_the_processes_on_a_gpu(run):
     stamps = samples_in(run, "candidate", 12)
     [finding] = found(run, frame(stamps, foreign_processes=[None] * 12))

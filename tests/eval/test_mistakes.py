@@ -133,6 +133,19 @@ def test_no_prompt_tells_an_engine_whether_it_is_timed(documents):
     assert not set(timed) & set(others)
 
 
+@pytest.mark.parametrize(("blocks", "numbers"), [(1, {""}), (3, {"", "(2)", "(3)"})], ids=["once", "three times"])
+def test_no_number_tells_a_held_out_prompt_of_a_list_that_is_no_longer_than_what_is_timed(tmp_path, blocks, numbers):
+    """A dozen of questions, all timed: others have their words in another order, and numbers as often as the timed."""
+    path = tmp_path / "mine.txt"
+    path.write_text("\n".join(f"why is the {what} so cold" for what in "abcdefghijkl"), encoding="utf-8")
+    workload = build_workload(WorkloadConfig(blocks=blocks, requests_per_block=12, prompts=str(path)), Words(), 0)
+    timed, others = ([each.input_ids for each in some] for some in (workload.requests, workload.probe))
+
+    assert {next((word for word in ids if "(" in word), "") for ids in timed} == numbers
+    assert {next((word for word in ids if "(" in word), "") for ids in others} == numbers
+    assert len({*timed, *others}) == len(timed) + len(others)
+
+
 class Words:
     """A codec whose ids are the words themselves, so that a test can read a prompt."""
 

@@ -157,16 +157,6 @@ def test_a_model_is_not_dealt_out_over_one_device(tmp_path: Path) -> None:
         plan_run(settings, tmp_path, progress, compare=False)
 
 
-def test_a_server_has_no_logits_to_be_compared_by(tmp_path: Path) -> None:
-    bf16 = settings_of("compare=endpoint", "dtype=bf16")
-    with RunProgress(Console(quiet=True)) as progress:
-        with pytest.raises(UsageError, match=r"A server hands over no logits, by which arms in bf16 are compared"):
-            plan_run(bf16, tmp_path, progress, compare=True)
-        plan_run(bf16, tmp_path, progress, compare=False)
-        bf16.measure.parity = False
-        plan_run(bf16, tmp_path, progress, compare=True)
-
-
 def test_a_server_is_one_replica_and_has_options_of_its_own(tmp_path: Path) -> None:
     options = (
         "endpoint.url=https://else.where/v1",

@@ -28,6 +28,7 @@ def test_a_run_starts_its_own_ray_and_ends_it(tmp_path: Path) -> None:
     manifest = json.loads((tmp_path / "manifest.json").read_text(encoding="utf-8"))
     assert manifest["status"] == "complete"
     assert manifest["config"]["router"]["backend"] == {"name": "ray", "address": None}
+    assert [each["cache_probe"] for each in manifest["passes"]] == [None, None]  # tokens are told with the end alone
     for arm in ("candidate", "baseline"):
         replicas = manifest["arms"][arm]["replicas"]
         assert [each["node"] for each in replicas] == [os.uname().nodename] * 2

@@ -104,7 +104,7 @@ def test_a_gate_ends_with_the_code_of_its_limits_and_a_reproduction_with_that_of
 @pytest.mark.slow
 def test_a_killed_run_leaves_what_had_finished(tmp_path):
     directory = tmp_path / "run"
-    with stalled(tmp_path, *SMALL, "compare=none", "+engine.stall_after=8", "hydra.run.dir=run"):
+    with stalled(tmp_path, *SMALL, "compare=none", "+engine.stall_after=14", "hydra.run.dir=run"):
         await_text(directory / "unflushed.jsonl", "b01-r00")
     written = pd.read_parquet(directory / "requests.parquet")
     assert list(written[written.phase == "measure"].request_id) == ["b00-r00", "b00-r01"]

@@ -190,6 +190,12 @@ def test_shares_of_the_kernels_of_a_step(synthetic):
         {"kernel": "gate_up_gemv_kernel", "calls": 30, "us": 150.0, "share": 0.75},
         {"kernel": "flash_decode_kernel", "calls": 30, "us": 50.0, "share": 0.25},
     ]
+    for kernel in manifest["arms"]["candidate"]["replicas"][0]["info"]["step_kernels"]:
+        kernel["own_us"] = {150.0: 40.0, 50.0: 10.0}[kernel["us"]]
+    assert [(kernel["us"], kernel["share"]) for kernel in step_kernels(manifest, "candidate")] == [
+        (150, 0.8),
+        (50, 0.2),
+    ]
     assert step_kernels(manifest, "baseline") == []
     assert step_kernels({"arms": {"candidate": {"replicas": []}}}, "candidate") == []
 

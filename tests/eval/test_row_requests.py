@@ -1,14 +1,21 @@
 from __future__ import annotations
 
+import gzip
+import json
 import random
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
+from skote.eval.arrivals import ArrivalConfig
 from skote.eval.codec import HashCodec
+from skote.eval.record import read_run
+from skote.eval.sources.records import Entry
 from skote.eval.sources.row import Row
 from skote.eval.sources.row_file import RowFile
 from skote.eval.sources.source_config import SourceConfig, check_source
+from skote.eval.warmup import NEVER
 from skote.eval.workload import build_workload
 from skote.eval.workload_config import WorkloadConfig, check_config
 from skote.types import CapacityError, RequestError, Sampling, UsageError
@@ -47,7 +54,16 @@ def test_rows_become_requests_of_their_lengths_at_their_times_in_blocks(tmp_path
     assert workload.times == ((0, 0, 3 * S // 2), (0, 2 * S, 2 * S))
     described = workload.describe()
     assert described["schedule"]["offered_req_s"] == [2 / 1.5, 1.0]
-    counts = ("malformed", "dropped", "truncated", "ignored_stops", "dropped_turns", "out_of_order", "repeated_prompts")
+    counts = (
+        "malformed",
+        "passed_over",
+        "dropped",
+        "truncated",
+        "ignored_stops",
+        "dropped_turns",
+        "out_of_order",
+        "repeated_prompts",
+    )
     assert described["source"] | {"sha256": ""} == dict.fromkeys(counts, 0) | {
         "path": "trace.csv", "sha256": "", "format": "lengths", "rows_read": 6, "first_malformed": None,
         "cut_answers": 1,
@@ -150,7 +166,30 @@ def test_what_a_row_says_of_its_sampling_and_its_answer_is_its_own(tmp_path):
     assert sampling == [Sampling(0.5, 4, 0.9, 11), Sampling(0.0, 0, 0.8, 0), Sampling(0.0, 0, 0.8, 0)]
     assert [request.max_new_tokens for request in workload.requests] == [3, 16, 16]
     assert workload.greedy is False
-    assert workload.describe()["source"]["ignored_stops"] == 1
+    assert workload.describe()["source"]["ignored_stops"] == 1  # the ids of `HashCodec` are no text to look at
+    assert [request.stop_strings for request in workload.requests] == [(), (), ()]
+
+
+class Texts:
+    """A tokenizer of `HashCodec`'s ids: all that a workload asks of one."""
+
+    encode, encode_chat = CODEC.encode, CODEC.encode_chat
+    encode_messages, encode_next_turn = CODEC.encode_messages, CODEC.encode_next_turn
+
+
+def test_a_rows_stops_are_its_own_and_part_of_the_hash(tmp_path):
+    def of(*stops: str):
+        path = jsonl(tmp_path, *(f'{{"prompt": "a"{each}}}' for each in stops))
+        config = WorkloadConfig(blocks=1, requests_per_block=len(stops), source=SourceConfig(path))
+        return build_workload(config, Texts(), 0, 0, None)
+
+    workload = of(', "stop": "x"', ', "stop": ["x", "\\n"], "stop_token_ids": [7, 8]', ', "stop": null')
+    found = [(request.stop_strings, request.stop_ids) for request in workload.requests]
+    assert found == [(("x",), ()), (("x", "\n"), (7, 8)), ((), ())]
+    assert [request.may_stop for request in workload.requests] == [True, True, False]
+    assert workload.describe()["source"]["ignored_stops"] == 0
+    assert {request.stop_strings for request in workload.warmup} == {(NEVER,)}  # looked through, and never stopped
+    assert len({of(stop, "").sha256 for stop in ("", ', "stop": "x"', ', "stop": "y"', ', "stop_token_ids": [7]')}) == 4
 
 
 def test_conversations_and_turns_are_encoded_as_chats(tmp_path):
@@ -244,6 +283,100 @@ def test_a_wrong_option_is_named(config, sentence):
 def test_what_makes_prompts_has_no_place_beside_a_file():
     with pytest.raises(UsageError, match=r"have their own: set them to null and \[1\.0\]"):
         check_config(WorkloadConfig(prompt_tokens=20, source=SourceConfig("x.csv")))
+
+
+ARRIVALS = [  # 1.5, 1.5 and 4 s after the moment before the first one that the file counts from
+    (
+        "azure.csv",
+        (
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:01.5000000,4,3\n"
+            "2023-11-16 18:17:01.5000000,5,2\n2023-11-16 18:17:04.0000000,6,1\n"
+        ),
+    ),
+    (
+        "burst.csv",
+        (
+            "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n1.5,ChatGPT,4,3,7,Conversation log\n"
+            "1.5,GPT-4,5,2,7,API log\n4,GPT-4,6,1,7,API log\n"
+        ),
+    ),
+    (
+        "mooncake.jsonl",
+        (
+            '{"timestamp": 1500, "input_length": 4, "output_length": 3, "hash_ids": [0]}\n'
+            '{"timestamp": 1500, "input_length": 5, "output_length": 2, "hash_ids": [1]}\n'
+            '{"timestamp": 4000, "input_length": 6, "output_length": 1, "hash_ids": [0]}\n'
+        ),
+    ),
+    ("lengths.csv", "timestamp,input_tokens,output_tokens\n1.5,4,3\n1.5,5,2\n4,6,1\n"),
+    (
+        "prompts.jsonl",
+        "".join(
+            json.dumps({"prompt": "w " * words, "max_tokens": new, "timestamp": at}) + "\n"
+            for at, words, new in ((1.5, 4, 3), (1.5, 5, 2), (4, 6, 1))
+        ),
+    ),
+    (
+        "messages.jsonl",
+        "".join(
+            json.dumps({"messages": [{"role": "user", "content": "w " * words}], "max_tokens": new, "timestamp": at})
+            + "\n"
+            for at, words, new in ((1.5, 4, 3), (1.5, 5, 2), (4, 6, 1))
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), ARRIVALS, ids=[name for name, _ in ARRIVALS])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_files_of_every_format_arrive_at_their_own_times_twice_as_fast(tmp_path, name, text, suffix):
+    content = text.encode()
+    (tmp_path / f"{name}{suffix}").write_bytes(gzip.compress(content) if suffix else content)
+    source = SourceConfig(str(tmp_path / f"{name}{suffix}"))
+    workload = built(source, load="trace", concurrency=None, arrivals=ArrivalConfig(speed_up=2.0))
+    around = 6 if name in ("prompts.jsonl", "messages.jsonl") else 0  # the marks of a chat's turns
+    assert shapes(workload) == [(4 + around, 3), (5 + around, 2), (6 + around, 1)]
+    assert workload.times == ((0, 0, 5 * S // 4),)
+
+
+def test_a_recorded_run_is_replayed_as_its_candidate_was_asked(tmp_path, synthetic, timeline):
+    """Two blocks of two requests through both arms, warm-up before: four requests, at the moments of one arm."""
+    directory = synthetic(blocks=2, requests=2, tokens=3).write(
+        lambda arm, block, request: timeline(0.2, 10, [5.0] * 2)
+    )
+    asked = read_run(directory).requests.query("phase == 'measure' and arm == 'candidate'").sort_values("scheduled_ns")
+    assert len(asked) == 4
+    source = SourceConfig(str(directory / "requests.parquet"))
+    workload = built(source, blocks=2, size=2, load="trace", concurrency=None)
+    assert shapes(workload) == list(zip(asked["input_tokens"], asked["output_tokens"], strict=True))
+    stamps = asked["scheduled_ns"].tolist()
+    assert workload.times == ((0, stamps[1] - stamps[0]), (0, stamps[3] - stamps[2]))
+    facts = workload.describe()["source"]
+    assert (facts["format"], facts["passed_over"] >= 4, facts["malformed"]) == ("replay", True, 0)
+
+
+def test_a_sample_of_a_long_trace_holds_no_more_than_it_takes(tmp_path, monkeypatch):
+    count = 10_000
+    entries = (
+        Entry(f"line {number}", {"timestamp": str(number), "input_tokens": "5", "output_tokens": "1"})
+        for number in range(count)
+    )
+    monkeypatch.setattr("skote.eval.sources.row_file.read_records", lambda _: entries)
+    file = RowFile(SourceConfig("trace.csv", sample="rows"))
+    tracemalloc.start()
+    try:
+        taken = file.take(10, 0, 5, lambda row: row, random.Random(0))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (len(taken), file.reading.rows) == (10, count)
+    assert peak < 300_000  # all rows together take 10 times as much
+
+
+def test_control_characters_and_every_script_reach_the_prompt(tmp_path):
+    text = "a\x00b\x07 \u202e\U0001f600 \u65e5\u672c \x85"
+    asked = built(SourceConfig(jsonl(tmp_path, json.dumps({"prompt": text}))), size=1).requests[0]
+    assert asked.input_ids == CODEC.encode_chat(text)
 
 
 def test_a_row_without_text_or_lengths_is_no_request():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import resource
 import select
@@ -18,7 +17,6 @@ import psutil
 import pytest
 
 from skote.eval.record import RunWriter
-from skote.eval.runner import main
 from skote.runtime import capacity
 
 HERE = Path(__file__).parent
@@ -46,26 +44,6 @@ def run(cwd, *overrides, **options):
 
 def manifest_of(directory):
     return json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
-
-
-@pytest.fixture
-def command(monkeypatch, tmp_path, capfd):
-    """Runs the command in this process: what ends before an engine starts need not pay for a new one."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-
-    def call(*overrides):
-        monkeypatch.setattr(sys, "argv", ["run.py", *overrides])
-        monkeypatch.chdir(tmp_path)
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capfd.readouterr()
-        return ended.value.code, out, err
-
-    yield call
-    for handler in set(root.handlers) - set(handlers):
-        handler.close()
-    root.handlers[:], root.level = handlers, level
 
 
 @pytest.mark.slow
@@ -259,7 +237,7 @@ def test_ctrl_c_and_a_time_limit_keep_what_had_finished_and_leave_no_process(tmp
     reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     process = start(
         tmp_path, *SIMULATED, *SHORT, "hydra.run.dir=run", "engine._target_=stalled.StalledEngine",
-        "+engine.stall_after=9", f"+engine.pipe={pipe}", start_new_session=True,
+        "+engine.stall_after=15", f"+engine.pipe={pipe}", start_new_session=True,
     )  # fmt: skip
     assert select.select([reading], [], [], 60) == ([reading], [], [])
     os.close(reading)
@@ -340,7 +318,7 @@ def test_an_unknown_option_is_one_line_on_stderr(tmp_path):
         (["model=tiny_shape", "model.layers=3"], "layers"),
         (["a prompt with spaces"], "a prompt with spaces"),
         (["hydra.run.dir=/proc/nowhere"], "/proc/nowhere"),
-        (["resume=nowhere"], "needs the directory of a sweep (-m), with its sweep.json"),
+        (["resume=nowhere"], "needs the directory of a sweep (-m) or a search, with its sweep.json or search.json"),
         (["+workload.resume=nowhere"], "workload.resume"),
         (["against=run"], "add check=reproduce"),
         (["check=reproduce"], "check=reproduce needs against=RUN_DIR"),

@@ -95,9 +95,9 @@ def test_another_configuration_runs_again(finished, tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (None, r"resume=.* needs the directory of a sweep \(-m\), with its sweep.json: No such file or directory\."),
+        (None, r"needs the directory of a sweep \(-m\) or a search, with its sweep.json or search.json: No such file"),
         ("{", r"sweep.json is damaged"),
-        ("[]", r"start the sweep anew"),
+        ("[]", r"start it anew"),
         ('{"schema_version": 99}', r"was not written by this version"),
     ],
 )

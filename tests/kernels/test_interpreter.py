@@ -17,6 +17,7 @@ FILES = (
     "test_prefill_triton.py",
     "test_switches_triton.py",
     "test_expert_triton.py",
+    "test_odd_sizes_triton.py",
 )
 
 

@@ -14,7 +14,9 @@ from skote.kernels.launch import (
     GemmTile,
     Tile,
     check_bias,
+    check_contiguous,
     check_matrix,
+    check_offsets,
     check_operand,
     check_rows,
     check_tensors,
@@ -23,6 +25,7 @@ from skote.kernels.launch import (
     check_unsplit,
     padded,
 )
+from skote.kernels.pages import check_head_dim, check_pool, check_table
 from skote.kernels.residual_gemv_triton import residual_gemv
 from skote.kernels.silu_mul_triton import silu_mul_triton
 from skote.kernels.split_gemm_triton import split_gemm
@@ -54,6 +57,13 @@ def test_tensors_that_are_not_contiguous_or_apart_are_refused() -> None:
         check_tensors("op", x=here)
 
 
+def test_pinned_memory_must_be_contiguous_too() -> None:
+    """A history in the host's memory is not among what lies on the device."""
+    check_contiguous("op", history=torch.zeros(2, 3))
+    with pytest.raises(ValueError, match="op: history is not contiguous"):
+        check_contiguous("op", history=torch.zeros(3, 2).T)
+
+
 def test_matrices_of_another_shape_or_type_are_refused() -> None:
     check_matrix("op", torch.zeros(4, 8), 4, 8)
     check_matrix("op", torch.zeros(4, 8), None, 8)
@@ -65,6 +75,38 @@ def test_matrices_of_another_shape_or_type_are_refused() -> None:
         check_matrix("op", torch.zeros(4, 8, dtype=torch.float64), 4, 8)
     with pytest.raises(ValueError, match="32769 elements"):
         check_matrix("op", torch.zeros(1, 32769), 1, 32769)
+
+
+def test_offsets_of_32_bits_have_an_end() -> None:
+    check_offsets("op", weight=2**31 - 1)
+    with pytest.raises(
+        ValueError, match=r"op: weight has 2147483648 elements; the kernel's offsets reach 2147483647\."
+    ):
+        check_offsets("op", weight=2**31)
+    keys = torch.empty(1, 2**24, 128, dtype=torch.float16, device="meta")
+    with pytest.raises(ValueError, match="op: a head of the cache has 2147483648 elements"):
+        check_pool("op", 128, k=keys)
+    check_pool("op", 128, k=keys[:, 1:])
+
+
+def test_pages_hold_every_position_that_has_an_angle() -> None:
+    table = torch.zeros(4, 3, dtype=torch.int32)
+    check_table("op", table, (4,), page=16, slots=64, positions=48)
+    with pytest.raises(ValueError, match="op: 49 positions do not fit 3 pages of 16 positions in a cache of 64 slots"):
+        check_table("op", table, (4,), page=16, slots=64, positions=49)
+    with pytest.raises(ValueError, match="48 positions do not fit 3 pages of 16 positions in a cache of 32 slots"):
+        check_table("op", table, (4,), page=16, slots=32, positions=48)
+    with pytest.raises(ValueError, match="cache of 65 slots"):
+        check_table("op", table, (4,), page=16, slots=65, positions=48)
+    with pytest.raises(ValueError, match=r"op: table has shape \(4, 3\), expected \[pages\] or \[1, pages\]\."):
+        check_table("op", table, (), (1,), page=16, slots=64, positions=48)
+
+
+def test_heads_are_powers_of_two() -> None:
+    check_head_dim("op", 16, 16)
+    for head_dim in (8, 48):
+        with pytest.raises(ValueError, match=f"op: head_dim {head_dim} must be a power of two of at least 16"):
+            check_head_dim("op", head_dim, 16)
 
 
 def test_rows_must_fill_their_tiles() -> None:

@@ -59,3 +59,15 @@ def test_a_gpu_reads_from_memory_and_not_from_its_cache() -> None:
 
     assert bandwidth is not None
     assert 2e11 < bandwidth < 2e13
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_what_is_read_is_summed(dtype: torch.dtype) -> None:
+    from skote.kernels.read_sum_triton import BLOCK, read_sum, read_sum_reference
+
+    x = torch.randn(5, BLOCK, device="cuda").to(dtype)
+    out, expected = torch.full((2, 5), torch.nan, device="cuda").unbind()
+    read_sum(x, out)
+    read_sum_reference(x, expected)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=2e-3)

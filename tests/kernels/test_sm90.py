@@ -1,4 +1,4 @@
-"""The decode kernels' machine code for sm_90, compiled without a GPU: what comes before the wait, what after.
+"""The kernels' machine code for sm_90, compiled without a GPU: what comes before the wait, what after, and no spills.
 
 In it ACQBULK is the wait, PREEXIT lets the successor start, a load's EF marks weights (evict_first) and its EL what
 depends on the kernels before (evict_last), which is how the kernels' sources mark them (see `skote.kernels.launch`).
@@ -11,8 +11,9 @@ import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
 import pytest
@@ -38,7 +39,11 @@ from skote.kernels import (  # noqa: E402
     head_norm_triton,
     qkv_gemm_triton,
     qkv_gemv_triton,
+    read_sum_triton,
     residual_gemv_triton,
+    rms_norm_triton,
+    rope_write_triton,
+    silu_mul_triton,
     split_gemm_triton,
 )
 from skote.kernels.expert_gemm_triton import gemm_tile  # noqa: E402
@@ -60,24 +65,31 @@ INT32 = ("position", "positions", "table", "first", "history", "chosen", "order"
 FIXED = {
     f"{name}_ptr": kind for kind, names in {"fp32": FP32, "i32": INT32, "i64": ("seed",)}.items() for name in names
 }
-DIVISIBLE = {"head_stride", "vocab", "outputs", "intermediate", "hidden"}  # by 16, as Triton finds out at the launch
+DIVISIBLE = {"head_stride", "vocab", "outputs", "intermediate", "hidden", "start", "capacity"}
+"""By 16, as Triton finds out at the launch."""
 STRIDES = {f"{name}_{axis}" for name in "qkv" for axis in ("piece", "token", "head")}
+"""Likewise."""
 SCALARS = {"eps": "fp32", "scale": "fp32"} | dict.fromkeys(
     (*DIVISIBLE, *STRIDES, "table_stride", "programs", "pages", "places", "room", "tokens", "keys"), "i32"
 )
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 HEADS = {"HEADS": 32, "GROUP": 4}
 WAIT = "gdc_wait()"
 
 
 class Build(NamedTuple):
-    """How a kernel is compiled: its module and name, warps, constants, and the dtype of what has no fixed one."""
+    """How a kernel is compiled: its module and name, warps, constants, and the dtype of what has no fixed one.
+
+    `own` are the dtypes of this kernel alone, by argument; `given` are the pointers that need not be there and are.
+    """
 
     module: ModuleType
     name: str
     warps: int
     constants: dict[str, Any]
     dtype: str = "bf16"
-    given: tuple[str, ...] = ()  # the pointers that need not be there and are
+    own: Mapping[str, str] = MappingProxyType({})
+    given: tuple[str, ...] = ()
 
     def key(self) -> str:
         """The same for what compiles alike."""
@@ -96,7 +108,7 @@ class Shape(NamedTuple):
     @property
     def torch_dtype(self) -> torch.dtype:
         """The dtype of an element."""
-        return {"bf16": torch.bfloat16, "fp32": torch.float32}[self.dtype]
+        return DTYPES[self.dtype]
 
 
 def gemms(shape: Shape, rows: int, *, bias: bool = False, rotate: bool = True) -> list[Build]:
@@ -176,7 +188,7 @@ def experts(hidden: int, intermediate: int, count: int, chosen: int, dtype: str)
     chunk, rows, warps = down_tile(intermediate, padded(chosen), hidden)
     down = {"COLUMNS": intermediate, "CHOSEN": chosen, "SLOTS": padded(chosen), "CHUNK": chunk, "ROWS": rows}
     outputs, block, stages = gemm_tile(shape.torch_dtype)
-    many = {"ROWS": 128 if dtype == "bf16" else 16, "TILE": outputs, "BLOCK": block, "STAGES": stages}
+    many = {"ROWS": 16 if dtype == "fp32" else 128, "TILE": outputs, "BLOCK": block, "STAGES": stages}
     return [
         Build(expert_gemv_triton, "expert_up_gemv", tile.warps, up | {"MMA": tile.mma}, dtype),
         Build(expert_gemv_triton, "expert_down_gemv", warps, down, dtype),
@@ -197,19 +209,58 @@ def experts(hidden: int, intermediate: int, count: int, chosen: int, dtype: str)
     ]
 
 
+def plain(dtype: str) -> list[Build]:
+    """The kernels without programmatic dependent launch: those of a prefill, of its norms, and of the read ceiling."""
+    alike, summed = MappingProxyType({"x_ptr": dtype}), MappingProxyType({"x_ptr": dtype, "out_ptr": "fp32"})
+    norms = dict(map(launch_shape, (576, 5120)))
+    heads = {"HEADS": 32, "KV_HEADS": 8, "BLOCK": 64, "PAGE": 256}
+    return [
+        *(Build(rms_norm_triton, "rms_norm", warps, {"BLOCK": block}, dtype, alike) for block, warps in norms.items()),
+        *(
+            Build(rope_write_triton, "rope_write", 4, {**heads, "HEAD_DIM": head_dim, "NORM": norm}, dtype)
+            for head_dim, norm in ((128, False), (256, True))
+        ),
+        Build(silu_mul_triton, "silu_mul", 4, {"INTERMEDIATE": 14336, "BLOCK": 1024}, dtype),
+        Build(read_sum_triton, "read_sum", 8, {"BLOCK": read_sum_triton.BLOCK}, dtype, summed),
+    ]
+
+
+def between(dtype: str) -> dict[str, Build]:
+    """Of the kernels with programmatic dependent launch, as an 8B model runs them, those that no tile cuts."""
+    return {
+        "add_rms_norm": Build(add_rms_norm_triton, "add_rms_norm", 8, {"BLOCK": 4096, "PARTS": 4}, dtype),
+        "head_norm": Build(head_norm_triton, "head_norm", 1, {"HEADS": 32, "HEAD_DIM": 128, "PAGE": 128}, dtype),
+        "greedy_token": Build(
+            greedy_token_triton, "greedy_token", 32, {"HIDDEN": 4096, "BLOCK": 4096, "PROGRAMS": 32768}, dtype
+        ),
+    }
+
+
+def cut_by_tiles(shape: Shape) -> dict[str, Build]:
+    """The other ones of a model of this shape; behind a name may stand its rows."""
+    return {
+        **{build.name: build for build in attentions(shape, Attention())},
+        **{build.name: build for build in gemvs(shape) if build.constants.get("COLUMNS") != shape.hidden},
+        **{f"{build.name} {rows}": build for rows in (16, 128) for build in gemms(shape, rows)},
+    }
+
+
+def of_experts(dtype: str) -> dict[str, Build]:
+    """Those of a step of one row through the experts of Qwen3-30B-A3B."""
+    return {build.name: build for build in experts(2048, 768, 128, 8, dtype) if "gemv" in build.name}
+
+
 LARGEST = Shape(4096, 14336, 128, "bf16")
-GEMMS = {f"{build.name} {rows}": build for rows in (16, 128) for build in gemms(LARGEST, rows)}
 KERNELS = {
-    **{build.name: build for build in attentions(LARGEST, Attention())},
-    **{build.name: build for build in gemvs(LARGEST) if build.constants.get("COLUMNS") != LARGEST.hidden},
-    **GEMMS,
-    **{build.name: build for build in experts(2048, 768, 128, 8, "bf16")[:2]},
-    "add_rms_norm": Build(add_rms_norm_triton, "add_rms_norm", 8, {"BLOCK": 4096, "PARTS": 4}),
-    "head_norm": Build(head_norm_triton, "head_norm", 1, {"HEADS": 32, "HEAD_DIM": 128, "PAGE": 128}),
+    **cut_by_tiles(LARGEST),
+    **of_experts("bf16"),
+    **between("bf16"),
     "gumbel_best": Build(gumbel_best_triton, "gumbel_best", 4, {"BLOCK": 1024}),
-    "greedy_token": Build(greedy_token_triton, "greedy_token", 32, {"HIDDEN": 4096, "BLOCK": 4096, "PROGRAMS": 32768}),
 }
 """The kernels with programmatic dependent launch, as an 8B model runs them; behind a name may stand its rows."""
+GEMMS = [name for name in KERNELS if "gemm" in name]
+IN_FP16 = {**cut_by_tiles(LARGEST._replace(dtype="fp16")), **of_experts("fp16"), **between("fp16")}
+ORDERED = [*KERNELS.items(), *IN_FP16.items()]
 
 SHAPES = [
     Shape(*sizes, dtype)
@@ -277,6 +328,9 @@ BUILDS = {
     build.key(): build
     for builds in (
         KERNELS.values(),
+        IN_FP16.values(),
+        between("fp32").values(),
+        *map(plain, DTYPES),
         *map(gemvs, SHAPES),
         *(gemvs(shape, **flags) for shape in (*SHAPES[:2], LARGEST) for flags in FLAGS),
         *(gemms(shape, rows, **flags) for shape in (SHAPES[0], LARGEST) for rows in (32, 128) for flags in FLAGS),
@@ -286,7 +340,9 @@ BUILDS = {
             for sizes in ((2048, 768, 128, 8), (4096, 14336, 8, 2))  # Qwen3-30B-A3B, Mixtral-8x7B
             for dtype in ("bf16", "fp32")
         ),
+        experts(4096, 14336, 8, 2, "fp16"),
         *(prefills(head_dim, dtype) for head_dim in (64, 128, 256) for dtype in ("bf16", "fp32")),
+        prefills(128, "fp16"),
         *(attentions(shape, step_tiles(*shape[:3], shape.torch_dtype).attention) for shape in SHAPES),
         *(attentions(shape, batch_tiles(*shape[:3], shape.torch_dtype.itemsize).attention) for shape in SHAPES),
         # The most rows that either of a width's tiles takes: the more rows, the more registers. In fp32 a step's 16,
@@ -306,11 +362,15 @@ PROJECTIONS = ("qkv_gemv", "residual_gemv", "gate_up_gemv", "head_gemv")
 
 
 def machine_code(build: Build, tmp_path: Path, module: ModuleType | None = None) -> list[str]:
-    """The opcodes of a kernel, compiled for sm_90 with PDL on, in the order of the code; of `module`, if given."""
+    """The opcodes of a kernel, compiled for sm_90 with PDL on, where it knows it, in the order of the code.
+
+    Of `module`, if one is given.
+    """
     kernel = getattr(module or build.module, f"{build.name}_kernel")
     optional = {each.name: each.default for each in kernel.params if each.has_default}  # constants all of them, or None
     constants = {**{name: value for name, value in optional.items() if name not in build.given}, **build.constants}
     constants |= {"PDL": True} if "PDL" in kernel.arg_names else {}
+    dtypes = FIXED | build.own
     signature, attributes = {}, {}
     for index, argument in enumerate(kernel.arg_names):
         if argument in constants:
@@ -318,7 +378,7 @@ def machine_code(build: Build, tmp_path: Path, module: ModuleType | None = None)
         elif argument in SCALARS:
             signature[argument] = SCALARS[argument]
         else:
-            signature[argument] = f"*{FIXED.get(argument, build.dtype)}"
+            signature[argument] = f"*{dtypes.get(argument, build.dtype)}"
         if argument in DIVISIBLE | STRIDES or argument.endswith("_ptr"):
             attributes[index,] = [["tt.divisibility", 16]]
     places = {(kernel.arg_names.index(argument),): value for argument, value in constants.items()}
@@ -368,17 +428,19 @@ def violations(opcodes: list[str], name: str, expected: int, turns: int = 1) -> 
     return found
 
 
-def test_every_kernel_with_dependent_launch_is_compiled() -> None:
+def test_every_kernel_is_compiled_in_every_dtype() -> None:
     folder = Path(str(flash_split_triton.__file__)).parent
-    sources = [path.read_text(encoding="utf-8") for path in folder.glob("*_triton.py")]
-    kernels = re.findall(r"def (\w+)_kernel\([^)]*PDL: tl", "\n".join(re.sub("#.*", "", text) for text in sources))
-    assert sorted(kernels) == sorted({build.name for build in KERNELS.values()})
+    sources = "\n".join(re.sub("#.*", "", path.read_text(encoding="utf-8")) for path in folder.glob("*_triton.py"))
+    assert set(re.findall(r"def (\w+)_kernel\([^)]*PDL: tl", sources)) == {build.name for build in KERNELS.values()}
+    compiled = {(build.name, build.dtype) for build in BUILDS.values()}
+    one_dtype = {("gumbel_best", "bf16")}  # fp32 and integers alone
+    kernels = set(re.findall(r"def (\w+)_kernel\(", sources)) - {"gumbel_best"}
+    assert compiled == one_dtype | {(name, dtype) for name in kernels for dtype in DTYPES}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", KERNELS)
-def test_loads_and_stores_are_on_their_side_of_the_wait(name: str, tmp_path: Path) -> None:
-    build = KERNELS[name]
+@pytest.mark.parametrize(("name", "build"), ORDERED, ids=[f"{name} {build.dtype}" for name, build in ORDERED])
+def test_loads_and_stores_are_on_their_side_of_the_wait(name: str, build: Build, tmp_path: Path) -> None:
     assert violations(machine_code(build, tmp_path), name, waits(build), build.constants.get("TURNS", 1)) == []
 
 
@@ -387,6 +449,15 @@ def test_loads_and_stores_are_on_their_side_of_the_wait(name: str, tmp_path: Pat
 def test_no_tile_spills_registers_to_memory(key: str, tmp_path: Path) -> None:
     opcodes = machine_code(BUILDS[key], tmp_path)
     assert not [code for code in opcodes if code.startswith(("LDL", "STL"))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("build", plain("bf16"), ids=lambda build: build.key())
+def test_what_streams_is_read_and_written_in_pieces_of_16_bytes(build: Build, tmp_path: Path) -> None:
+    opcodes = machine_code(build, tmp_path)
+    assert sum(code.startswith("LDG") and code.endswith(".128") for code in opcodes) >= 2
+    if build.name != "read_sum":  # which writes a number a program
+        assert {code.rpartition(".")[2] for code in opcodes if code.startswith("STG")} == {"128"}
 
 
 @pytest.mark.slow

@@ -1,7 +1,10 @@
-"""Tiny models of families that only Transformers runs; replicas as processes, and as actors of a Ray of two nodes."""
+"""Tiny models of families that only Transformers runs; replicas as processes, and as actors of a Ray of two nodes;
+launchers without a device.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -112,3 +115,38 @@ def new_replica(request: pytest.FixtureRequest) -> Callable[..., Any]:
     from skote.runtime.replica import Replica
 
     return Replica if request.param == "process" else partial(RayReplica, request.getfixturevalue("ray_home"))
+
+
+class Unlaunched:
+    """In place of a kernel, whose launcher does no more than its checks."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+@pytest.fixture
+def door(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Callable[..., Any]]:
+    """`door(launcher, reference, *names)`: `reference`, called with what the checks of `launcher` let pass.
+
+    Of these the one for a CUDA device asks for a CPU; `names` are the keywords that the reference does not know.
+    """
+    from skote.kernels import launch
+
+    def on_the_cpu(op: str, **tensors: Any) -> None:
+        assert all(tensor.device.type == "cpu" for tensor in tensors.values()), op
+
+    def make(launcher: Callable[..., object], reference: Callable[..., Any], *names: str) -> Callable[..., Any]:
+        module = sys.modules[launcher.__module__]
+        if hasattr(module, "check_cuda"):
+            monkeypatch.setattr(module, "check_cuda", on_the_cpu)
+        for kernel in [each for each in vars(module) if each.endswith("_kernel")]:
+            monkeypatch.setattr(module, kernel, Unlaunched())
+
+        def call(*tensors: Any, **options: Any) -> Any:
+            launcher(*tensors, **options)
+            return reference(*tensors, **{name: value for name, value in options.items() if name not in names})
+
+        return call
+
+    monkeypatch.setattr(launch, "check_cuda", on_the_cpu)
+    return make

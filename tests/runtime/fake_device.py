@@ -126,6 +126,7 @@ class FakeDesk:
     Attributes:
         turn: calls so far.
         admitted: keys in the order of admission.
+        kept_tokens: what the engine said last of what it has in store; None where it said nothing.
         tokens, cached_tokens, ends: by key; an end is a reason, None for a cancelled one, or the sentence of a failure.
     """
 
@@ -134,6 +135,7 @@ class FakeDesk:
         self.admitted: list[int] = []
         self.tokens: dict[int, list[int]] = {}
         self.cached_tokens: dict[int, int] = {}
+        self.kept_tokens: int | None = None
         self.ends: dict[int, FinishReason | str | None] = {}
         self.arrived_at: dict[int, int] = {}
         self.cancelled_at: dict[int, int] = {}
@@ -156,6 +158,9 @@ class FakeDesk:
     def admit(self, key: int) -> None:
         assert key not in self.admitted
         self.admitted.append(key)
+
+    def keeps(self, tokens: int) -> None:
+        self.kept_tokens = tokens
 
     def cached(self, key: int, tokens: int) -> None:
         assert key in self.admitted

@@ -22,6 +22,16 @@ def whole(request: Request) -> list[int]:
     return tokens if request.ignore_eos or EOS not in tokens else tokens[: tokens.index(EOS) + 1]
 
 
+class Idle:
+    """Nobody who wants to know of an engine's progress."""
+
+    def tick(self) -> None: ...
+
+    def begin(self, call_id: int) -> None: ...
+
+    def keep(self, tokens: int) -> None: ...
+
+
 class DeviceLostError(Exception):
     """What a fake device raises at a launch."""
 

@@ -1,5 +1,6 @@
 """The closure of many rows with every launcher's reference in place of its kernel, graphs that run at once, and a CPU.
 
+All that is launched goes through the launcher's checks, too, but for the one that asks for CUDA.
 What it shows is where rows, pages and tokens go; the kernels' own bits are the GPU tests' (test_cuda_batch.py).
 """
 
@@ -18,17 +19,19 @@ import torch
 pytest.importorskip("triton")
 
 from skote.kernels.activation import activated
-from skote.kernels.add_rms_norm_triton import add_rms_norm_reference
-from skote.kernels.expert_gemm_triton import expert_gemm_reference
-from skote.kernels.flash_decode_triton import flash_decode_reference
-from skote.kernels.flash_prefill_triton import flash_prefill_reference
-from skote.kernels.gate_up_gemm_triton import gate_up_gemm_reference
-from skote.kernels.gumbel_best_triton import gumbel_best_reference
-from skote.kernels.head_gemm_triton import head_gemm_reference
-from skote.kernels.head_norm_triton import head_norm_reference
-from skote.kernels.qkv_gemm_triton import qkv_gemm_reference
-from skote.kernels.rope_write_triton import rope_write_reference
-from skote.kernels.split_gemm_triton import split_gemm_reference
+from skote.kernels.add_rms_norm_triton import add_rms_norm, add_rms_norm_reference
+from skote.kernels.expert_gemm_triton import Groups, expert_gemm, expert_gemm_reference
+from skote.kernels.flash_decode_triton import flash_decode, flash_decode_reference
+from skote.kernels.flash_prefill_triton import flash_prefill, flash_prefill_reference
+from skote.kernels.gate_up_gemm_triton import gate_up_gemm, gate_up_gemm_reference
+from skote.kernels.greedy_token_triton import greedy_token, greedy_token_reference
+from skote.kernels.gumbel_best_triton import gumbel_best, gumbel_best_reference
+from skote.kernels.head_gemm_triton import head_gemm, head_gemm_reference
+from skote.kernels.head_norm_triton import head_norm, head_norm_reference
+from skote.kernels.qkv_gemm_triton import qkv_gemm, qkv_gemm_reference
+from skote.kernels.rope_write_triton import rope_write, rope_write_reference
+from skote.kernels.silu_mul_triton import silu_mul_triton
+from skote.kernels.split_gemm_triton import split_gemm, split_gemm_reference
 from skote.model.decoder import Decoder
 from skote.model.spec import DecoderSpec, ExpertSpec, RopeSpec
 from skote.model.weights import DecoderWeights, LayerWeights
@@ -68,7 +71,7 @@ class Immediate:
         return SimpleNamespace(replay=run, launched=run())
 
 
-def flash_decode(
+def flash_decode_in_place(
     q: Any,
     k: Any,
     v: Any,
@@ -84,64 +87,59 @@ def flash_decode(
     out.copy_(flash_decode_reference(q, k, v, position, table, page=cut.page, **more))
 
 
-def head_gemm(
-    normed: Any, weight: Any, logits: Any, best: Any, first: Any, *, tile: Any, pdl: bool, softcap: Any = None
+def head_gemm_in_tiles(
+    normed: Any, weight: Any, logits: Any, best: Any, first: Any, *, tile: Any, pdl: bool, **more: Any
 ) -> None:
-    head_gemm_reference(normed, weight, logits, softcap=softcap)
+    head_gemm_reference(normed, weight, logits, **more)
     for program, part in enumerate(logits.split(tile.rows, dim=1)):
         best[:, program], argmax = part.max(1)
         first[:, program] = argmax + program * tile.rows
 
 
-def greedy_token(
-    best: Any, first: Any, position: Any, history: Any, embed: Any, x: Any, *, pdl: bool, scale: float
-) -> None:
-    for row in (position >= 0).nonzero().flatten().tolist():
-        token = int(first[row, best[row].argmax()]) if not best[row].isnan().all() else -1
-        history[row, position[row] + 1] = token
-        position[row] += 1
-        x[row] = embed[max(token, 0)] * scale
-
-
-def split_gemm(h: torch.Tensor, weight: torch.Tensor, partials: torch.Tensor, *, tile: Any, pdl: bool) -> None:
+def split_gemm_in_parts(h: torch.Tensor, weight: torch.Tensor, partials: torch.Tensor, *, tile: Any, pdl: bool) -> None:
     for columns, part in zip(torch.arange(h.shape[1]).chunk(tile.splits), partials, strict=True):
         part.copy_(split_gemm_reference(h[:, columns], weight[:, columns]))
 
 
-def expert_gemm(x: Any, weight: Any, chosen: Any, *, out_dtype: torch.dtype, activation: str | None = None) -> Any:
-    return expert_gemm_reference(x, weight, chosen, activation=activation).to(out_dtype)
+def expert_gemm_of_groups(x: Any, weight: Any, groups: Groups, *, out_dtype: torch.dtype, **more: Any) -> torch.Tensor:
+    chosen = torch.full_like(groups.order, -1)
+    for expert, first, end in zip(*(each.tolist() for each in groups[1:4]), strict=True):
+        if expert >= 0:
+            chosen[groups.order[first : min(first + groups.rows, end)].long()] = expert
+    assert (chosen >= 0).all()
+    return expert_gemm_reference(x, weight, chosen, **more).to(out_dtype)
 
 
-def without(reference: Callable[..., None], *names: str) -> Callable[..., None]:
-    """`reference`, called with keywords of the launcher that it does not know."""
-
-    def call(*tensors: Any, **options: Any) -> None:
-        reference(*tensors, **{name: value for name, value in options.items() if name not in names})
-
-    return call
+def flash_prefill_like_the_kernel(q: Any, k: Any, v: Any, **more: Any) -> torch.Tensor:
+    return flash_prefill_reference(q, k, v, **more).contiguous()
 
 
 @pytest.fixture(autouse=True)
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    norm = without(add_rms_norm_reference, "pdl")
+def no_gpu(monkeypatch: pytest.MonkeyPatch, door: Callable[..., Any]) -> None:
+    norm = door(add_rms_norm, add_rms_norm_reference, "pdl")
     for module, launchers in {
-        kernel_sets: {"flash_decode": flash_decode, "head_gemm": head_gemm},
+        kernel_sets: {
+            "flash_decode": door(flash_decode, flash_decode_in_place),
+            "head_gemm": door(head_gemm, head_gemm_in_tiles),
+        },
         gemm_chain: {
             "add_rms_norm": norm,
-            "qkv_gemm": without(qkv_gemm_reference, "pdl", "tile"),
-            "head_norm": without(head_norm_reference, "pdl"),
-            "split_gemm": split_gemm,
-            "gate_up_gemm": without(gate_up_gemm_reference, "pdl", "tile"),
-            "head_gemm": head_gemm,
+            "qkv_gemm": door(qkv_gemm, qkv_gemm_reference, "pdl", "tile"),
+            "head_norm": door(head_norm, head_norm_reference, "pdl"),
+            "split_gemm": door(split_gemm, split_gemm_in_parts),
+            "gate_up_gemm": door(gate_up_gemm, gate_up_gemm_reference, "pdl", "tile"),
+            "head_gemm": door(head_gemm, head_gemm_in_tiles),
         },
-        packed_prefill: {"add_rms_norm": norm, "rope_write": rope_write_reference},
+        packed_prefill: {"add_rms_norm": norm, "rope_write": door(rope_write, rope_write_reference)},
         prompt_ops: {
-            "grouped": lambda chosen, *_: chosen,
-            "expert_gemm": expert_gemm,
-            "silu_mul_triton": partial(activated, gated=True),
-            "flash_prefill": lambda q, k, v, **more: flash_prefill_reference(q, k, v, **more).contiguous(),
+            "expert_gemm": door(expert_gemm, expert_gemm_of_groups),
+            "silu_mul_triton": door(silu_mul_triton, partial(activated, gated=True)),
+            "flash_prefill": door(flash_prefill, flash_prefill_like_the_kernel),
         },
-        token_choice: {"gumbel_best": without(gumbel_best_reference, "pdl"), "greedy_token": greedy_token},
+        token_choice: {
+            "gumbel_best": door(gumbel_best, gumbel_best_reference, "pdl"),
+            "greedy_token": door(greedy_token, greedy_token_reference, "pdl"),
+        },
         batch_step: {"TokenRing": Ring},
         batch_closure: {"Captures": Immediate, "allocations": lambda _: 0},
     }.items():
@@ -318,6 +316,9 @@ class CountingDesk(ListDesk):
     def __init__(self, requests: Sequence[Request], emit: Emit) -> None:
         super().__init__(requests, emit)
         self.cached_tokens: dict[int, int] = {}
+
+    def keeps(self, tokens: int) -> None:
+        pass
 
     def cached(self, key: int, tokens: int) -> None:
         assert key not in self.cached_tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import signal
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from skote.runtime.dispatch import ReplicaDispatcher
+from skote.runtime.lane import ReplicaLoad
 from skote.runtime.launch_rows import Part
 from skote.runtime.worker_desk import Launch, WorkerDesk
 from skote.types import Completion, EngineSpec, Request
@@ -109,12 +111,28 @@ def test_of_a_thousand_requests_in_batches_none_is_lost_doubled_or_hung(
     assert events[1:] in ([], [(1, "restarted")])
 
 
+def test_a_replica_exposes_its_load(new_replica: NewReplica, fakes: Any) -> None:
+    """Of a prompt of 9 tokens the two full pages before the last token's are kept, 4 tokens each."""
+    with new_replica(EngineSpec(ENGINE, {"rows": ROWS}), index=0, device="cpu") as replica:
+        replica.wait_ready(WAIT_S)
+        with ReplicaDispatcher([replica], max_concurrency_per_device=5) as dispatcher:
+            empty = ReplicaLoad(0, 0, 0, True, 0, 5, None, 0)
+            assert dispatcher.loads == [empty]
+            assert dispatcher.dispatch(Request("a", tuple(range(9)), 3)).result(WAIT_S).status == "ok"
+            assert dispatcher.loads == [dataclasses.replace(empty, mean_prompt_tokens=9.0, kept_tokens=8)]
+            os.kill(replica.pid, signal.SIGKILL)
+            assert dispatcher.dispatch(Request("b", (1,), 3)).result(WAIT_S).status == "error"
+            (ended,) = dispatcher.loads
+            assert (ended.alive, ended.free_slots, ended.in_flight) == (False, 0, 0)
+
+
 class Inbox:
     """Launches that come, and rows that are cancelled, at random turns of the loop; now and then another call holds
     up what comes after it."""
 
     def __init__(self, dice: random.Random, launches: Sequence[Sequence[Request]]) -> None:
         self.cancelled: set[tuple[int, int]] = set()
+        self.forgotten: list[int] = []
         self.left = [(call_id, requests, call_id % 2 == 0) for call_id, requests in enumerate(launches)]
         self.turns = 0
         self._dice = dice
@@ -141,6 +159,9 @@ class Inbox:
     def is_cancelled(self, call_id: int, row: int) -> bool:
         return (call_id, row) in self.cancelled
 
+    def forget(self, call_id: int) -> None:
+        self.forgotten.append(call_id)
+
 
 def kinds(dice: random.Random, heads: Sequence[tuple[int, ...]], number: int) -> Request:
     return Request(
@@ -162,28 +183,30 @@ def test_desk_loop_scheduler_and_pages_together_answer_each_row_once_as_if_it_we
     pages = dice.randint(12, 30)
     engine = fakes.FakeBatching(rows=dice.randint(1, 9), pages=pages, fails=lambda: dice.random() < 0.001)
     inbox = Inbox(dice, launches)
-    answers: dict[int, list[Part]] = {}
+    answers: dict[tuple[int, int], Part] = {}
     told: dict[tuple[int, int], list[int]] = {}
 
     def tell(call_id: int, row: int, token_ids: Sequence[int]) -> None:
-        assert call_id not in answers
+        assert (call_id, row) not in answers
         told.setdefault((call_id, row), []).extend(token_ids)
 
-    def answer(call_id: int, parts: list[Part]) -> None:
-        assert call_id not in answers
-        answers[call_id] = parts
+    def answer(call_id: int, row: int, part: Part) -> None:
+        assert (call_id, row) not in answers
+        answers[call_id, row] = part
 
     while inbox.left:
-        desk = WorkerDesk("Fake", inbox.receive(), inbox, answer, tell, lambda: None)
+        desk = WorkerDesk("Fake", inbox.receive(), inbox, answer, tell, fakes.Idle())
         try:
             engine.serve(desk)
         except fakes.DeviceLostError:
             desk.fail_all("The device was lost.")
-        assert len(answers) + len(inbox.left) == len(launches)
+        assert len(inbox.forgotten) + len(inbox.left) == len(launches)
 
-    assert set(answers) == set(range(len(launches)))
+    assert sorted(inbox.forgotten) == list(range(len(launches)))
+    assert len(answers) == sum(map(len, launches))
     for call_id, requests in enumerate(launches):
-        for row, (request, part) in enumerate(zip(requests, answers[call_id], strict=True)):
+        for row, request in enumerate(requests):
+            part = answers[call_id, row]
             whole = tuple(fakes.whole(request))
             assert tuple(told.get((call_id, row), ())) == (part.output_ids if call_id % 2 == 0 else ())
             if part.cancelled:

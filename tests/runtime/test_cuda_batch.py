@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,25 @@ def test_all_rows_of_a_batch_get_the_tokens_of_a_run_alone(tmp_path: Path) -> No
     assert tokens(build(small, rows=5), COMPANIONS[:40]) == alone[:40]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_a_thousand_repeats_among_changing_companions_give_the_same_bits(tmp_path: Path, dtype: str) -> None:
+    """Tokens, keys and values, and the last step's logits, which the request takes alone: the companions are short."""
+    engine = build(tmp_path, rows=4, dtype=dtype)
+    state: Any = engine._closure._step.state  # type: ignore[attr-defined]
+    request, positions = Request("r", prompt(70, 7), 8, ignore_eos=True), 77
+    expected = tokens(engine, [request])
+    pools, logits = kept(engine, positions), state.logits[0].clone()
+    short = [replace(each, max_new_tokens=3) for each in COMPANIONS]
+    for index in range(1000):
+        first = index % 120
+        given = tokens(engine, [request, *short[first : first + index % 4]])
+        assert given[0] == expected[0], index
+        assert torch.equal(state.logits[0], logits), index
+        for mine, alone in zip(kept(engine, positions), pools, strict=True):
+            assert torch.equal(mine, alone), index
+
+
 class Visitors:
     """A desk: one request comes each fourth turn, every seventh of them is cancelled eleven turns later."""
 
@@ -121,6 +141,9 @@ class Visitors:
 
     def admit(self, key: int) -> None:
         pass
+
+    def keeps(self, tokens: int) -> None:
+        self.kept_tokens = tokens
 
     def cached(self, key: int, tokens: int) -> None:
         self.cached_tokens[key] = tokens

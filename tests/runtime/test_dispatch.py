@@ -5,15 +5,16 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
 from skote.runtime.dispatch import ReplicaDispatcher
-from skote.types import Completion, Emit, ReplicaError, Request, Sampling, UsageError
+from skote.types import Completion, Emit, ReplicaError, Request, RowEnded, Sampling, UsageError
 
 HOURS_MS = 3.6e6
 WAIT_S = 10.0
@@ -27,17 +28,23 @@ class HandReplica:
         self.device = f"test:{index}"
         self.death: str | None = None
         self.rows: int | None = None
+        self.kept_tokens = 0
         self.launches: list[tuple[list[Request], Future[list[Completion]]]] = []
         self.launched = threading.Event()
         self.cancels: list[tuple[int, int]] = []
         self.revival = threading.Event()
         self.refusal = ""
+        self.heard_end: Callable[[], None] = lambda: None
+        self.ended: list[RowEnded | None] = []
 
-    def generate(self, requests: Sequence[Request], hear: Emit | None = None) -> Future[list[Completion]]:
+    def generate(
+        self, requests: Sequence[Request], hear: Emit | None = None, ended: RowEnded | None = None
+    ) -> Future[list[Completion]]:
         future: Future[list[Completion]] = Future()
         if self.death is not None:
             future.set_result([self.completion(request, self.death) for request in requests])
         else:
+            self.ended.append(ended)
             self.launches.append((list(requests), future))
             self.launched.set()
         return future
@@ -54,8 +61,17 @@ class HandReplica:
         requests, future = self.launches[launch]
         future.set_result([self.completion(request, error) for request in requests])
 
+    def end_row(self, launch: int, row: int) -> None:
+        """Answer a row before the others of its launch."""
+        ended = self.ended[launch]
+        assert ended is not None
+        ended(row, self.completion(self.launches[launch][0][row], None))
+
     def cancel(self, launch: Future[list[Completion]], row: int) -> None:
         self.cancels.append(([future for _, future in self.launches].index(launch), row))
+
+    def watch_end(self, heard: Callable[[], None]) -> None:
+        self.heard_end = heard
 
     def restart(self) -> None:
         """Comes back when the test says so, or not."""
@@ -64,16 +80,19 @@ class HandReplica:
             raise ReplicaError(self.refusal)
         self.death = None
 
-    def die(self) -> None:
+    def die(self, begun: int = 10**9) -> None:
+        """End; of the launches only the first `begun` were."""
         self.death = f"Replica {self.index} died."
-        for requests, future in list(self.launches):
+        for number, (requests, future) in enumerate(list(self.launches)):
             if not future.done():
-                future.set_result([self.completion(request, self.death) for request in requests])
+                lost = partial(self.completion, error=self.death, untouched=number >= begun)
+                future.set_result([lost(request) for request in requests])
 
-    def completion(self, request: Request, error: str | None) -> Completion:
+    def completion(self, request: Request, error: str | None, *, untouched: bool = False) -> Completion:
         return Completion(
             request.request_id, len(request.input_ids), (), (), 0, None, 0,
             "ok" if error is None else "error", error=error, replica=self.index, device=self.device,
+            untouched=untouched,
         )  # fmt: skip
 
 
@@ -149,7 +168,9 @@ def test_the_cap_holds_with_many_threads_dispatching() -> None:
             self.held = 0
             self.peak = 0
 
-        def generate(self, requests: Sequence[Request], hear: Emit | None = None) -> Future[list[Completion]]:
+        def generate(
+            self, requests: Sequence[Request], hear: Emit | None = None, ended: RowEnded | None = None
+        ) -> Future[list[Completion]]:
             with self.lock:
                 self.held += 1
                 self.peak = max(self.peak, self.held)
@@ -550,7 +571,9 @@ def test_a_replica_that_is_back_takes_what_waits_for_another() -> None:
 class Falling(HandReplica):
     """Ends between the dispatcher's look and its launch: every launch is answered at once, in the caller's thread."""
 
-    def generate(self, requests: Sequence[Request], hear: Emit | None = None) -> Future[list[Completion]]:
+    def generate(
+        self, requests: Sequence[Request], hear: Emit | None = None, ended: RowEnded | None = None
+    ) -> Future[list[Completion]]:
         future: Future[list[Completion]] = Future()
         future.set_result([self.completion(request, "It fell.") for request in requests])
         return future
@@ -668,3 +691,117 @@ def test_cancelling_does_not_slow_with_what_waits() -> None:
         return min(costs)
 
     assert cost(20_000) < 5 * cost(1_000)
+
+
+def test_what_a_replica_had_not_begun_goes_to_another_and_before_what_came_later() -> None:
+    replicas = [HandReplica(0), HandReplica(1)]
+    dispatcher = ReplicaDispatcher(replicas, max_concurrency_per_device=2)
+    futures = [dispatcher.dispatch(request(str(number))) for number in range(8)]
+    assert replicas[0].launched_ids == [["0"], ["2"]]
+
+    replicas[0].die(begun=1)
+    for launch in range(7):
+        replicas[1].answer(launch)
+
+    assert futures[0].result(WAIT_S).error == "Replica 0 died."
+    assert [(each.result(WAIT_S).status, each.result().replica) for each in futures[1:]] == [("ok", 1)] * 7
+    assert replicas[1].launched_ids == [["1"], ["3"], ["2"], ["5"], ["7"], ["4"], ["6"]]
+    assert [(each.dispatched, each.launches) for each in dispatcher.counts] == [(1, 2), (7, 7)]
+    assert [(each.waiting, each.running) for each in dispatcher.loads] == [(0, 0), (0, 0)]
+    assert len(dispatcher.events) == 1
+
+
+def test_what_was_not_begun_waits_for_its_replica_where_there_is_no_other() -> None:
+    replica = HandReplica(0)
+    dispatcher = ReplicaDispatcher([replica], max_concurrency_per_device=3, max_restarts=1)
+    futures = [dispatcher.dispatch(request(name)) for name in "abcd"]
+    replica.die(begun=1)
+    assert not any(each.done() for each in futures[1:])
+    revival = next(thread for thread in threading.enumerate() if thread.name == "revive-0")
+    replica.revival.set()
+    revival.join(WAIT_S)
+    for launch in range(3, 6):
+        replica.answer(launch)
+
+    assert replica.launched_ids[3:] == [["b"], ["c"], ["d"]]
+    assert [each.result(WAIT_S).status for each in futures] == ["error", "ok", "ok", "ok"]
+
+
+def test_what_was_not_begun_fails_with_the_reason_where_no_replica_is_left() -> None:
+    replica = HandReplica(0)
+    dispatcher = ReplicaDispatcher([replica], max_concurrency_per_device=2)
+    futures = [dispatcher.dispatch(request(name)) for name in "ab"]
+    replica.die(begun=0)
+    assert [each.result(WAIT_S).error for each in futures] == ["Replica 0 died.", "Replica 0 died."]
+
+
+def test_what_was_cancelled_before_it_was_begun_goes_nowhere() -> None:
+    replicas = [HandReplica(0), HandReplica(1)]
+    dispatcher = ReplicaDispatcher(replicas, max_concurrency_per_device=2)
+    futures = [dispatcher.dispatch(request(str(number))) for number in range(3)]
+    assert dispatcher.cancel(futures[2])
+    replicas[0].die(begun=1)
+    dropped = futures[2].result(WAIT_S)
+    assert (dropped.status, dropped.error) == ("cancelled", "The request was cancelled before a replica took it.")
+    assert replicas[1].launched_ids == [["1"]]
+
+
+def test_a_request_that_went_to_another_replica_is_cancelled_there() -> None:
+    replicas = [HandReplica(0), HandReplica(1)]
+    dispatcher = ReplicaDispatcher(replicas, max_concurrency_per_device=2)
+    futures = [dispatcher.dispatch(request(str(number))) for number in range(3)]
+    replicas[0].die(begun=1)
+    assert dispatcher.cancel(futures[2])
+    assert replicas[0].cancels == []
+    assert replicas[1].cancels == [(1, 0)]
+
+
+def test_after_close_nothing_goes_to_another_replica() -> None:
+    replicas = [HandReplica(0), HandReplica(1)]
+    dispatcher = ReplicaDispatcher(replicas, max_concurrency_per_device=2)
+    futures = [dispatcher.dispatch(request(str(number))) for number in range(3)]
+    dispatcher.close()
+    replicas[0].die(begun=1)
+    assert futures[2].result(WAIT_S).error == "Replica 0 died."
+    assert replicas[1].launched_ids == [["1"]]
+
+
+def test_a_replica_that_ends_while_it_is_idle_is_started_again_at_once() -> None:
+    replica = HandReplica(0)
+    dispatcher = ReplicaDispatcher([replica], max_restarts=1)
+    back = threading.Event()
+    restart = replica.restart
+
+    def note() -> None:
+        restart()
+        back.set()
+
+    replica.restart = note  # type: ignore[method-assign]
+    replica.revival.set()
+    replica.die()
+    replica.heard_end()
+
+    assert back.wait(WAIT_S)
+    assert dispatcher.events[0].what == "ended"
+
+
+def test_a_row_that_ends_before_its_launch_is_answered_and_makes_room() -> None:
+    replica = HandReplica(0)
+    replica.rows = 3
+    dispatcher = ReplicaDispatcher([replica], max_concurrency_per_device=2, microbatch_window_ms=HOURS_MS)
+    a, b, c, d = (dispatcher.dispatch(request(name)) for name in "abcd")
+    assert replica.launched_ids == [["a", "b", "c"]]
+
+    replica.end_row(0, 1)
+
+    assert b.result(WAIT_S).status == "ok"
+    assert replica.launched_ids == [["a", "b", "c"], ["d"]]
+    assert not dispatcher.cancel(b)
+    (load,) = dispatcher.loads
+    assert (load.running, load.in_flight, load.free_slots) == (3, 2, 0)
+    replica.answer(1)
+    replica.die()
+    assert [each.result(WAIT_S).status for each in (a, b, c, d)] == ["error", "ok", "error", "ok"]
+    (load,) = dispatcher.loads
+    assert (load.running, load.in_flight) == (0, 0)
+    assert replica.ended[1] is None  # a launch of one row has none that ends before it

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from skote.engines.simulated import SimulatedEngine
+from skote.engines.simulated import DIE_CODE, SimulatedEngine
 from skote.runtime.dispatch import ReplicaDispatcher
+from skote.runtime.replica import Replica
 from skote.types import Completion, EngineSpec, ReplicaError, Request, UsageError
 
 NewReplica = Callable[..., Any]
@@ -173,6 +174,150 @@ def test_a_process_whose_device_is_lost_ends_and_one_whose_engine_fails_does_not
     assert events == ["ended", "restarted"]
 
 
+def test_what_only_waited_in_a_process_that_ends_goes_to_another_one(new_replica: NewReplica) -> None:
+    """Four launches lie in each process, which runs them one after another; the first of one ends it."""
+    spec = EngineSpec(SIMULATED, {"token_ms": 50.0, "die_on": ["r0"], "fail_after": 2})
+    replicas = [new_replica(spec, index=index, device="cpu") for index in range(2)]
+    try:
+        for replica in replicas:
+            replica.wait_ready(WAIT_S)
+        with ReplicaDispatcher(replicas, max_concurrency_per_device=4) as dispatcher:
+            futures = [dispatcher.dispatch(Request(f"r{number}", (number + 1,), 3)) for number in range(8)]
+            results = [future.result(WAIT_S) for future in futures]
+            counts = [each.dispatched for each in dispatcher.counts]
+    finally:
+        for replica in replicas:
+            replica.close(0.0)
+    engine = SimulatedEngine()
+    assert str(results[0].error).startswith(f"Replica 0 (cpu) ended with exit code {DIE_CODE}")
+    for number, result in enumerate(results[1:], 1):
+        assert (result.status, result.replica) == ("ok", 1)
+        assert result.output_ids == tuple(engine.output_ids((number + 1,), 3))
+    assert counts == [1, 7]
+
+
+def test_what_only_waited_in_a_process_that_hangs_goes_to_another_one(
+    new_replica: NewReplica, slow_engine: str
+) -> None:
+    replicas = [new_replica(EngineSpec(slow_engine), index=index, device="cpu", hang_s=0.4) for index in range(2)]
+    try:
+        for replica in replicas:
+            replica.wait_ready(WAIT_S)
+        with ReplicaDispatcher(replicas, max_concurrency_per_device=3) as dispatcher:
+            names = ["hang", "a", "b", "c", "d", "e"]
+            futures = [dispatcher.dispatch(Request(name, (1,), 3)) for name in names]
+            results = [future.result(WAIT_S) for future in futures]
+    finally:
+        for replica in replicas:
+            replica.close(0.0)
+    assert results[0].error == "Replica 0 (cpu) was ended: its engine gave no token for 0.4 s (hang_s)."
+    assert [(each.status, each.output_ids, each.replica) for each in results[1:]] == [("ok", (0, 1, 2), 1)] * 5
+
+
+STINGY = """
+import os
+
+class Stingy:
+    # Lets one request into its batch, and ends once two more wait.
+    rows = 4
+
+    def generate(self, requests, emit):
+        raise NotImplementedError
+
+    def score(self, request, forced_ids):
+        raise NotImplementedError
+
+    def describe(self):
+        return {}
+
+    def serve(self, desk):
+        came = []
+        while not came:
+            came += desk.arrivals()
+        desk.admit(came[0][0])
+        desk.emit(came[0][0], (7,))
+        while len(came) < 3:
+            came += desk.arrivals()
+        os._exit(3)
+"""
+
+
+def test_what_waits_for_its_place_in_a_batch_goes_to_another_process(
+    new_replica: NewReplica, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stingy_engine.py").write_text(STINGY, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    replicas = [
+        new_replica(EngineSpec(target), index=index, device="cpu")
+        for index, target in enumerate(("stingy_engine.Stingy", SIMULATED))
+    ]
+    try:
+        for replica in replicas:
+            replica.wait_ready(WAIT_S)
+        with ReplicaDispatcher(replicas, max_concurrency_per_device=4) as dispatcher:
+            futures = [dispatcher.dispatch(Request(f"r{number}", (1,), 2)) for number in range(6)]
+            results = [future.result(WAIT_S) for future in futures]
+    finally:
+        for replica in replicas:
+            replica.close(0.0)
+    assert str(results[0].error).startswith("Replica 0 (cpu) ended with exit code 3")
+    assert [(each.status, each.replica) for each in results[1:]] == [("ok", 1)] * 5
+
+
+HASTY = (
+    STINGY.replace("class Stingy", "class Hasty").partition("    def serve")[0]
+    + """
+    def serve(self, desk):
+        came = []
+        while len(came) < 2:
+            came += desk.arrivals()
+        for key, _ in came:
+            desk.admit(key)
+            desk.emit(key, (7,))
+        desk.end(came[1][0], "length")
+        os._exit(3)
+"""
+)
+
+
+def test_a_row_that_had_ended_is_kept_where_its_launch_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hasty_engine.py").write_text(HASTY, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with Replica(EngineSpec("hasty_engine.Hasty"), index=0, device="cpu") as replica:
+        replica.wait_ready(WAIT_S)
+        ended: list[tuple[int, Completion]] = []
+        launch = replica.generate([Request("a", (1,), 2), Request("b", (1,), 1)], None, lambda *row: ended.append(row))
+        lost, kept = launch.result(WAIT_S)
+    assert ended == [(1, kept)]
+    assert (kept.request_id, kept.status, kept.output_ids) == ("b", "ok", (7,))
+    assert (lost.error, lost.untouched) == ("Replica 0 (cpu) ended with exit code 3.", False)
+
+
+def test_a_replica_that_is_killed_while_it_is_idle_is_started_again_without_a_request(new_replica: NewReplica) -> None:
+    with new_replica(EngineSpec(SIMULATED), index=0, device="cpu") as replica:
+        replica.wait_ready(WAIT_S)
+        back, restart = threading.Event(), replica.restart
+
+        def note() -> None:
+            restart()
+            back.set()
+
+        replica.restart = note
+        with ReplicaDispatcher([replica], max_restarts=1) as dispatcher:
+            os.kill(replica.pid, signal.SIGKILL)
+            assert back.wait(WAIT_S)
+            assert dispatcher.dispatch(Request("a", (1,), 1)).result(WAIT_S).status == "ok"
+            assert [event.what for event in dispatcher.events] == ["ended", "restarted"]
+
+
+def test_a_replica_that_is_closed_is_no_accident(new_replica: NewReplica) -> None:
+    replica = new_replica(EngineSpec(SIMULATED), index=0, device="cpu")
+    replica.wait_ready(WAIT_S)
+    with ReplicaDispatcher([replica], max_restarts=1) as dispatcher:
+        replica.close()
+        assert dispatcher.events == []
+
+
 def test_only_a_replica_that_has_ended_is_started_again(new_replica: NewReplica, slow_engine: str) -> None:
     with new_replica(EngineSpec(slow_engine), index=0, device="cpu") as replica:
         replica.wait_ready(WAIT_S)
@@ -255,6 +400,25 @@ def test_a_process_that_reads_nothing_is_ended_all_the_same(new_replica: NewRepl
         os.kill(replica.pid, signal.SIGSTOP)
         launches = [replica.generate([Request("long", tuple(range(30_000)), 2)]) for _ in range(12)]
         assert {each.result(WAIT_S)[0].status for each in launches} == {"error"}
+        assert "gave no token" in str(replica.death)
+
+
+def test_a_replica_whose_own_thread_fills_its_pipe_is_ended_all_the_same(slow_engine: str) -> None:
+    """An answer brings on the next launches in the thread that also keeps the watch; the process reads none of them."""
+    with Replica(EngineSpec(slow_engine), index=0, device="cpu", hang_s=0.4) as replica:
+        replica.wait_ready(WAIT_S)
+        launches: list[Future[list[Completion]]] = []
+        filled = threading.Event()
+
+        def fill(_: Future[list[Completion]]) -> None:
+            os.kill(replica.pid, signal.SIGSTOP)
+            launches.extend(replica.generate([Request("long", tuple(range(30_000)), 2)]) for _ in range(12))
+            filled.set()
+
+        replica.generate([Request("first", (1,), 2)]).add_done_callback(fill)
+        assert filled.wait(WAIT_S)
+        results = [each.result(WAIT_S)[0] for each in launches]
+        assert {(each.status, each.untouched) for each in results} == {("error", True)}
         assert "gave no token" in str(replica.death)
 
 

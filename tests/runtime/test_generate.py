@@ -110,6 +110,17 @@ class TestCommand:
 
         assert outputs[0] == outputs[1] != outputs[2]
 
+    def test_an_answer_ends_where_the_first_stop_string_begins(
+        self, model: Path, greedy_text: Callable[..., str], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        words = greedy_text(IDS, 12).split(" ")
+        third = f" {words[2]}"
+        main([str(model), "--prompt", PROMPT, "--max-new-tokens", "12", "--stop", "never", "--stop", third])
+
+        want = " ".join(words).partition(third)[0]
+        assert capsys.readouterr().out == want + "\n"
+        assert generate(str(model), PROMPT, max_new_tokens=12, stop_strings=[third]) == want
+
     def test_the_likeliest_token_alone_is_greedy(
         self, model: Path, greedy_text: Callable[..., str], capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -128,6 +139,7 @@ class TestCommand:
             (["--prompt", PROMPT, "--top-p", "0", "--temperature", "1"], "top_p must lie in"),
             (["--prompt", PROMPT, "--top-k", "-1", "--temperature", "1"], "top_k must be a whole number"),
             (["--prompt", PROMPT, "--nonsense"], "--nonsense"),
+            (["--prompt", PROMPT, "--stop", ""], "texts that are not empty"),
             (["--prompt", ""], "empty prompt"),
             ([], "There is no prompt"),
         ],

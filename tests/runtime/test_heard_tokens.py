@@ -15,6 +15,7 @@ from skote.runtime.replica import Replica
 from skote.runtime.router import Router
 from skote.runtime.waiting import Ticket, hearer
 from skote.runtime.worker_desk import WorkerDesk
+from skote.runtime.worker_progress import PROGRESS_BYTES, WorkerProgress
 from skote.types import Completion, EngineSpec, Request
 
 SIMULATED = "skote.engines.simulated.SimulatedEngine"
@@ -157,18 +158,31 @@ class NoInbox:
     def is_cancelled(self, call_id: int, row: int) -> bool:
         return (call_id, row) == (4, 1)
 
+    def forget(self, call_id: int) -> None:
+        raise AssertionError("nothing ends")
+
 
 @pytest.mark.parametrize("told", [True, False])
-def test_a_desk_tells_of_what_it_does_not_drop(told: bool) -> None:
+def test_a_desk_tells_of_what_it_does_not_drop(told: bool, tmp_path: Path) -> None:
     heard: list[Any] = []
     requests = [Request("a", (1,), 3), Request("b", (1,), 3)]
+    shared = tmp_path / "progress"
+    shared.write_bytes(bytes(PROGRESS_BYTES))
+    with shared.open("r+b") as file:
+        progress = WorkerProgress(file.fileno())
     desk = WorkerDesk(
-        "E", (4, requests, told), NoInbox(), lambda *_: None, lambda *what: heard.append(what), lambda: None
+        "E",
+        (4, requests, told),
+        NoInbox(),
+        lambda *_: None,
+        lambda *what: heard.append(what),
+        progress,
     )
     keys = [key for key, _ in desk.arrivals()]
     desk.emit(keys[1], [5])
     desk.emit(keys[0], [6, 7])
     assert heard == ([(4, 0, [6, 7])] if told else [])
+    assert progress.ticks == 2
 
 
 def test_a_router_tells_of_tokens_and_describes_its_engines(make_checkpoint: Callable[..., Path]) -> None:

@@ -67,6 +67,9 @@ class Desk:
     def admit(self, key: int) -> None:
         pass
 
+    def keeps(self, tokens: int) -> None:
+        pass
+
     def cached(self, key: int, tokens: int) -> None:
         pass
 

@@ -71,6 +71,7 @@ def test_other_tokens_before_a_page_and_other_salts_share_nothing() -> None:
     each = scheduler(PageList(20, PAGE))
     others = request(1, *HEAD[1:], 1), request(*HEAD, 1, salt="a"), request(*HEAD, 1, salt="b")
     assert ended(each, request(*HEAD, 1), *others, request(*HEAD, 1, salt="a")) == [0, 0, 0, 0, 12]
+    assert each.kept_tokens == 4 * len(HEAD)
 
 
 def test_those_that_come_together_compute_what_they_share_once() -> None:

@@ -10,13 +10,17 @@ from skote.runtime import profile
 from skote.runtime.profile import aggregate, kernel_times
 
 
-def test_launches_add_up_by_name_the_longest_first() -> None:
-    """Two runs of three launches: `down` takes 10 + 14 in two runs, `norm` (1 + 3) + (2 + 4)."""
-    launches = [("norm", 1.0), ("down", 10.0), ("norm", 3.0), ("norm", 2.0), ("down", 14.0), ("norm", 4.0)]
+def test_launches_add_up_by_name_and_overlap_is_counted_once_in_their_own_times() -> None:
+    """Two runs: down from 0 to 10, norm waiting from 4 to 13, down from 15 to 19 after a gap; all again at 100.
+
+    Own times: 10 of down, then norm alone until 13, then 4 of down.
+    """
+    run = [("down", 0.0, 10.0), ("norm", 4.0, 13.0), ("down", 15.0, 19.0)]
+    launches = run + [(name, start + 100, end + 100) for name, start, end in run]
 
     assert aggregate(launches, repeats=2) == [
-        {"kernel": "down", "calls": 1, "us": 12.0},
-        {"kernel": "norm", "calls": 2, "us": 5.0},
+        {"kernel": "down", "calls": 2, "us": 14.0, "own_us": 14.0},
+        {"kernel": "norm", "calls": 1, "us": 9.0, "own_us": 3.0},
     ]
     assert aggregate([], repeats=2) == []
 
@@ -42,4 +46,4 @@ def test_kernels_of_a_captured_graph_are_seen_one_by_one() -> None:
 
     assert [entry["calls"] for entry in found] == [3, 1]
     assert "sin" in found[0]["kernel"]
-    assert all(0 < entry["us"] < 1e5 for entry in found)
+    assert all(0 < entry["own_us"] <= entry["us"] < 1e5 for entry in found)

@@ -47,6 +47,24 @@ def test_a_conversation_goes_through_the_template(tmp_path: Path, write_tokenize
     assert load_tokenizer(tmp_path).encode_messages(turns) == (1, 3, 7, 1, 5, 8, 9)
 
 
+@pytest.mark.parametrize("begins", [False, True], ids=["plain", "with_a_beginning"])
+def test_the_text_of_a_prompt_gives_its_ids_again(tmp_path: Path, write_tokenizer: Write, begins: bool) -> None:
+    """Special tokens are in it, but for one that the tokenizer puts in front by itself."""
+    from tokenizers import Tokenizer, processors
+
+    write_tokenizer(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(file))
+    if begins:
+        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer.save(str(file))
+    codec = load_tokenizer(tmp_path)
+
+    assert codec.encode("w7") == ((1, 7) if begins else (7,))
+    for ids in ((1, 3, 7, 2, 8), (1, 1, 7), (1,)):
+        assert codec.encode(codec.prompt_text(ids)) == ids
+
+
 def test_a_template_that_refuses_a_conversation_says_why(tmp_path: Path, write_tokenizer: Write) -> None:
     write_tokenizer(tmp_path, chat=True)
     file = tmp_path / "chat_template.jinja"

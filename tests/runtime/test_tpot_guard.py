@@ -19,7 +19,7 @@ from skote.runtime.dispatch import ReplicaDispatcher
 from skote.runtime.replica import Replica
 from skote.runtime.token_pace import TokenPace
 from skote.runtime.tpot_guard import TpotGuard
-from skote.types import Completion, Emit, EngineSpec, Request
+from skote.types import Completion, Emit, EngineSpec, Request, RowEnded
 
 WAIT_S = 60.0
 MS = 1_000_000
@@ -52,7 +52,9 @@ class PacedReplica:
     def watch_pace(self, heard: Callable[[int], None]) -> None:
         self.pace = TokenPace(heard)
 
-    def generate(self, requests: Sequence[Request], hear: Emit | None = None) -> Future[list[Completion]]:
+    def generate(
+        self, requests: Sequence[Request], hear: Emit | None = None, ended: RowEnded | None = None
+    ) -> Future[list[Completion]]:
         (request,) = requests
         self.taken.append(request.request_id)
         self.running.append(Running(request))
@@ -73,6 +75,8 @@ class PacedReplica:
             each.future.set_result([Completion(each.request.request_id, 1, (), (), 0, None, 0, "ok")])
 
     def cancel(self, launch: Future[list[Completion]], row: int) -> None: ...
+
+    def watch_end(self, heard: Callable[[], None]) -> None: ...
 
     def restart(self) -> None: ...
 

@@ -50,6 +50,18 @@ def test_whoever_leaves_is_gone_and_whoever_was_not_there_is_not() -> None:
     assert len(waiting) == 0
 
 
+def test_who_was_taken_and_comes_back_goes_before_those_who_came_later() -> None:
+    waiting = Waiting()
+    arrivals = [Ticket(Request(str(number), (1,), 1), number, Future()) for number in range(6)]
+    for each in arrivals:
+        waiting.put(each)
+    first, second, third = waiting.pop(3)
+    for each in (second, first, third):
+        waiting.put(each)
+        waiting.move_up(each)
+    assert waiting.clear() == arrivals
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_no_batch_request_starves_and_each_line_keeps_its_order(seed: int) -> None:
     """A thousand arrivals at random: between two launches of the batch line, at most three others while it waits."""

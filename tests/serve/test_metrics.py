@@ -27,7 +27,7 @@ def samples(text: str) -> dict[tuple[str, ...], float]:
 
 
 class Still:
-    loads = (ReplicaLoad(0, 2, 1, True), ReplicaLoad(1, 0, 0, False))
+    loads = (ReplicaLoad(0, 2, 1, True, 1, 3, 12.5, 256), ReplicaLoad(1, 0, 0, False))
     events = ()
 
 
@@ -52,6 +52,9 @@ def test_times_are_those_of_the_completions_stamps() -> None:
     assert got["skote_refused_requests_total", "429"] == 1
     assert [got["skote_requests_waiting", index] for index in "01"] == [2, 0]
     assert [got["skote_requests_running", index] for index in "01"] == [1, 0]
+    assert [got["skote_free_slots", index] for index in "01"] == [3, 0]
+    assert [got["skote_recent_prompt_tokens", index] for index in "01"] == [12.5, 0]
+    assert [got["skote_kept_prompt_tokens", index] for index in "01"] == [256, 0]
     assert [got["skote_replica_alive", index] for index in "01"] == [1, 0]
 
 

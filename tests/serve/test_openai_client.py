@@ -108,6 +108,17 @@ def test_the_end_of_sequence_ends_it_unless_it_is_to_be_ignored(live: Any) -> No
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("abab", "length")
 
 
+def test_a_stop_id_ends_an_answer_and_is_its_last_token(live: Any) -> None:
+    def ask(**extra: Any) -> Any:
+        body = {"return_token_ids": True, **extra}
+        return live.client().completions.create(model="echo", prompt="abc", max_tokens=5, extra_body=body)
+
+    whole = ask().choices[0].token_ids
+    answer = ask(stop_token_ids=[whole[1]])
+    assert answer.choices[0].token_ids == whole[:2]
+    assert (answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("stop", 2)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("prompt", "stop", "want", "reason"),

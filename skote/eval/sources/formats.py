@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from skote.eval.sources.row import Row, RowError
-from skote.types import RequestError, Sampling, UsageError
+from skote.types import RequestError, Sampling, UsageError, is_whole
 
 Record = Mapping[str, Any]
 
@@ -100,13 +100,13 @@ def messages(place: str, record: Record) -> Row:
         raise RowError("its messages are no list of mappings with a role")
     if not isinstance(tools or [], list):
         raise RowError("its tools are no list")
-    reply = ""
+    replies: tuple[str, ...] = ()
     if said[-1]["role"] == "assistant":  # what a data set for training ends with
-        reply = str(said[-1].get("content") or "")
+        replies = (spoken(said[-1]),)
         said = said[:-1]
         if not said:
             raise RowError("its messages are an answer alone")
-    return Row(place, messages=tuple(said), tools=tuple(tools or ()), reply=reply, **_options(content))
+    return Row(place, messages=tuple(said), tools=tuple(tools or ()), replies=replies, **_options(content))
 
 
 def spec_bench(place: str, record: Record) -> Row:
@@ -118,22 +118,39 @@ def spec_bench(place: str, record: Record) -> Row:
 
 
 def sharegpt(place: str, record: Record) -> Row:
-    """ShareGPT: conversations of `from` and `value`; what comes before the first answer, and that answer's length."""
+    """ShareGPT: conversations of `from` and `value`; what people say, and the answers to it for their lengths."""
     said = _decoded(record.get("conversations"))
     if not isinstance(said, list) or not all(isinstance(each, dict) for each in said):
         raise RowError("its conversations are no list of mappings")
     people = [(str(each.get("from", each.get("role"))), each.get("value", each.get("content"))) for each in said]
     if not all(isinstance(text, str) for _, text in people):
         raise RowError("what is said in its conversations is not text throughout")
-    asked = [str(text) for who, text in people if who in ("human", "user")]
-    answers = [str(text) for who, text in people if who in ("gpt", "assistant", "chatgpt", "bing", "bard")]
+    asked: list[str] = []
+    replies: list[str] = []
+    for who, text in people:
+        if who in ("human", "user"):
+            asked.append(str(text))
+            replies.append("")
+        elif who in ("gpt", "assistant", "chatgpt", "bing", "bard") and replies:
+            replies[-1] += str(text)
     if not asked or not asked[0].strip():
         raise RowError("nobody asks anything in its conversations")
-    return Row(place, turns=tuple(asked), reply=answers[0] if answers else "")
+    return Row(place, turns=tuple(asked), replies=tuple(replies), **_options(record))
 
 
-def replay(place: str, record: Record) -> Row:
-    """A row of a recorded run's requests.parquet: when it was scheduled, and its lengths."""
+def spoken(message: Record) -> str:
+    """What an assistant's message says, its calls of tools as JSON."""
+    calls = message.get("tool_calls")
+    return str(message.get("content") or "") + (json.dumps(calls) if calls else "")
+
+
+def replay(place: str, record: Record) -> Row | None:
+    """A row of a recorded run's requests.parquet: when it was scheduled, and its lengths.
+
+    None for warm-up, and for the second time, through the other arm, of what was asked in the first.
+    """
+    if record.get("phase", "measure") != "measure" or record.get("arm", "candidate") != "candidate":
+        return None
     return Row(
         place,
         at_ns=_count(record, "scheduled_ns"),
@@ -142,7 +159,7 @@ def replay(place: str, record: Record) -> Row:
     )
 
 
-FORMATS: Mapping[str, Callable[[str, Record], Row]] = {
+FORMATS: Mapping[str, Callable[[str, Record], Row | None]] = {
     "azure": azure,
     "burstgpt": burstgpt,
     "mooncake": mooncake,
@@ -187,8 +204,38 @@ def _options(record: Record) -> dict[str, Any]:
         "at_ns": _ns(record, "timestamp", 9) if record.get("timestamp") is not None else None,
         "output_tokens": _count({"max_tokens": limits[0]}, "max_tokens") if limits else None,
         "sampling": sampling,
-        "stops": bool(record.get("stop") or record.get("stop_token_ids")),
+        "think_ns": _thinking(record.get("think_ms")),
+        **_stops(record),
     }
+
+
+def _thinking(value: Any) -> tuple[int, ...]:  # noqa: ANN401 (what a record holds)
+    """A list of milliseconds, one for each further turn, as nanoseconds."""
+    times = _decoded(value)
+    if times is None:
+        return ()
+    if not isinstance(times, list):
+        raise RowError(f"think_ms must be a list of milliseconds, one for each further turn, got {value!r}")
+    found = tuple(_ns({"think_ms": each}, "think_ms", 6) for each in times)
+    if min(found, default=0) < 0:
+        raise RowError(f"think_ms must be 0 or more, got {value!r}")
+    return found
+
+
+def _stops(record: Record) -> dict[str, Any]:
+    """OpenAI's `stop`, a text or a list of them, and vLLM's `stop_token_ids`."""
+    strings, ids = record.get("stop") or [], _decoded(record.get("stop_token_ids")) or []
+    if isinstance(strings, str):
+        strings = listed if _are_texts(listed := _decoded(strings)) else [strings]  # a column of text holds JSON
+    if not _are_texts(strings):
+        raise RowError("its stop is neither a text nor a list of texts")
+    if not isinstance(ids, list) or not all(is_whole(each) and each >= 0 for each in ids):
+        raise RowError("its stop_token_ids are no list of token ids")
+    return {"stop_strings": tuple(strings), "stop_ids": tuple(ids)}
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) and each for each in value)
 
 
 def _decoded(value: Any) -> Any:  # noqa: ANN401 (what a record holds)

@@ -22,9 +22,11 @@ class Row:
             equal ones before.
         turns: what the user says, turn by turn.
         messages, tools: a conversation up to the answer, and its tools, as the OpenAI chat format has them.
-        reply: the answer that the file has; its length is that of the new one.
+        replies: the answers that the file has, of `turns` one each (empty where it has none), of `messages` the one
+            behind them. Their lengths are those of the new ones.
+        think_ns: how long the user thinks before each further turn, as far as the row says so.
         sampling: temperature, top_p, top_k and seed, as far as the row has them.
-        stops: whether the row has stop strings or stop ids.
+        stop_ids, stop_strings: what ends an answer (`skote.types.Request`).
     """
 
     place: str
@@ -35,6 +37,8 @@ class Row:
     turns: tuple[str, ...] = ()
     messages: tuple[dict[str, Any], ...] = ()
     tools: tuple[dict[str, Any], ...] = ()
-    reply: str = ""
+    replies: tuple[str, ...] = ()
+    think_ns: tuple[int, ...] = ()
     sampling: dict[str, Any] = field(default_factory=dict)
-    stops: bool = False
+    stop_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()

@@ -23,12 +23,13 @@ Fit = Callable[[Row], Row | None]
 
 @dataclass(slots=True)
 class Reading:
-    """What one reading of a file came across."""
+    """What one reading of a file came across; `passed_over` rows are no requests of their own (`formats.replay`)."""
 
     format: str
     rows: int = 0
     malformed: int = 0
     first_malformed: str | None = None
+    passed_over: int = 0
     dropped: int = 0
 
     def describe(self) -> dict[str, Any]:
@@ -38,6 +39,7 @@ class Reading:
             "rows_read": self.rows,
             "malformed": self.malformed,
             "first_malformed": self.first_malformed,
+            "passed_over": self.passed_over,
             "dropped": self.dropped,
         }
 
@@ -77,7 +79,10 @@ class RowFile:
             except RowError as error:
                 sentence = f"{entry.place}: {error}"
             else:
-                yield row
+                if row is None:
+                    found.passed_over += 1
+                else:
+                    yield row
                 continue
             if self._config.malformed == "refuse":
                 raise UsageError(
@@ -87,7 +92,7 @@ class RowFile:
             found.malformed += 1
             found.first_malformed = found.first_malformed or sentence
 
-    def _row(self, entry: Entry) -> Row:
+    def _row(self, entry: Entry) -> Row | None:
         if entry.fault is not None:
             raise RowError(entry.fault)
         if self.reading.format == "auto":

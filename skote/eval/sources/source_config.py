@@ -27,7 +27,8 @@ class SourceConfig:
         turns: "first" sends one request a row, its first turn or its messages up to their last answer; "all" sends a
             conversation: each next turn, of a user or a tool, begins with all before it and the model's own answers, in
             place of recorded ones. Turns that no longer fit into the context are left out.
-        think_ms: from the end of an answer to the next turn.
+        think_ms: from the end of an answer to the next turn, where the row does not say.
+        think: instead of `think_ms`, how these milliseconds are drawn, turn by turn.
         input, output: instead of a file: lengths of prompts, and of answers, that are drawn; without `output` an answer
             has `workload.max_new_tokens`.
     """
@@ -42,6 +43,7 @@ class SourceConfig:
     shared_prefix: float = 0.0
     turns: str = "first"
     think_ms: float = 0.0
+    think: LengthConfig = field(default_factory=LengthConfig)
     input: LengthConfig = field(default_factory=LengthConfig)
     output: LengthConfig = field(default_factory=LengthConfig)
 
@@ -80,6 +82,13 @@ def check_source(config: SourceConfig) -> None:
             f"workload.source.think_ms must be 0 or more, and has no effect with workload.source.turns=first, got "
             f"{config.think_ms:g}."
         )
+    check_lengths("workload.source.think", config.think)
+    if config.think.distribution is not None and (config.think_ms or config.turns == "first"):
+        raise UsageError(
+            "workload.source.think draws the times before further turns: set workload.source.turns=all and think_ms=0."
+        )
+    if config.think.distribution == "empirical":
+        raise UsageError("workload.source.think has no file of times to draw from: choose another distribution.")
     if not 0.0 <= config.shared_prefix < 1.0:
         raise UsageError(f"workload.source.shared_prefix must be 0 or more and below 1, got {config.shared_prefix:g}.")
     check_lengths("workload.source.input", config.input)

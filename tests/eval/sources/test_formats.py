@@ -54,16 +54,27 @@ EXAMPLES = [
         {"prompt": "Why?", "max_tokens": 5, "temperature": 0.5, "top_p": 0.9, "top_k": -1, "seed": 3, "stop": ["\n"]},
         Row(
             "line 2", output_tokens=5, turns=("Why?",),
-            sampling={"temperature": 0.5, "top_p": 0.9, "top_k": 0, "seed": 3}, stops=True,
+            sampling={"temperature": 0.5, "top_p": 0.9, "top_k": 0, "seed": 3}, stop_strings=("\n",),
         ),
     ),
     ("prompts", {"prompt": "Why?", "output_tokens": 9}, Row("line 2", output_tokens=9, turns=("Why?",))),
+    (
+        "prompts",
+        {"prompt": "Why?", "stop": '["\\n", "</s>"]', "stop_token_ids": "[2, 3]"},  # columns of text
+        Row("line 2", turns=("Why?",), stop_strings=("\n", "</s>"), stop_ids=(2, 3)),
+    ),
+    ("prompts", {"prompt": "Why?", "stop": "[INST]"}, Row("line 2", turns=("Why?",), stop_strings=("[INST]",))),
+    (
+        "spec_bench",
+        {"turns": ["One?", "Two?", "Three?"], "think_ms": [1.5, 0]},
+        Row("line 2", turns=("One?", "Two?", "Three?"), think_ns=(1_500_000, 0)),
+    ),
     ("prompts", {"prompt": "Why?", "timestamp": 2}, Row("line 2", at_ns=2 * S, turns=("Why?",))),
     ("messages", {"messages": [ASK], "tools": [TOOL]}, Row("line 2", messages=(ASK,), tools=(TOOL,))),
     (
         "messages",
         {"messages": [ASK, {"role": "assistant", "content": "So."}], "max_completion_tokens": 4},
-        Row("line 2", output_tokens=4, messages=(ASK,), reply="So."),
+        Row("line 2", output_tokens=4, messages=(ASK,), replies=("So.",)),
     ),
     (
         "messages",
@@ -76,11 +87,16 @@ EXAMPLES = [
         {"question_id": 81, "category": "writing", "turns": ["Write.", "Again."]},
         Row("line 2", turns=("Write.", "Again.")),
     ),
+    (  # MT-Bench
+        "spec_bench",
+        {"question_id": 101, "category": "reasoning", "turns": ["Race?", "And last?"], "reference": ["Second.", "No."]},
+        Row("line 2", turns=("Race?", "And last?")),
+    ),
     (
         "sharegpt",
         {"id": "x", "conversations": [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "So."},
                                       {"from": "human", "value": "Really?"}]},
-        Row("line 2", turns=("Why?", "Really?"), reply="So."),
+        Row("line 2", turns=("Why?", "Really?"), replies=("So.", "")),
     ),
 ]  # fmt: skip
 
@@ -89,6 +105,13 @@ EXAMPLES = [
 def test_a_row_is_what_its_format_says_and_is_recognised(name, record, row):
     assert FORMATS[name]("line 2", record) == row
     assert recognise(record, Path("file")) == name
+
+
+@pytest.mark.parametrize("other", [{"phase": "warmup"}, {"arm": "baseline"}])
+def test_of_a_recorded_run_warm_up_and_the_other_arm_are_passed_over(other):
+    record = {"run_id": "r", "scheduled_ns": 12, "input_tokens": 7, "output_tokens": 3, "arm": "candidate"}
+    assert FORMATS["replay"]("entry 1", record | {"phase": "measure"}) is not None
+    assert FORMATS["replay"]("entry 1", record | {"phase": "measure"} | other) is None
 
 
 def test_every_format_has_an_example():
@@ -122,6 +145,11 @@ MOONCAKE = {"timestamp": 0, "input_length": 513, "output_length": 1, "hash_ids":
         ("prompts", {"prompt": "a", "temperature": "hot"}, "temperature must be"),
         ("prompts", {"prompt": "a", "top_p": 7}, "top_p must lie in"),
         ("prompts", {"prompt": "a", "max_tokens": -1}, "max_tokens is -1"),
+        ("prompts", {"prompt": "a", "stop": 7}, "its stop is neither a text nor a list of texts"),
+        ("prompts", {"prompt": "a", "stop": ["x", ""]}, "its stop is neither a text nor a list of texts"),
+        ("prompts", {"prompt": "a", "stop_token_ids": ["x"]}, "its stop_token_ids are no list of token ids"),
+        ("spec_bench", {"turns": ["a", "b"], "think_ms": 5}, "think_ms must be a list of milliseconds, one for each"),
+        ("spec_bench", {"turns": ["a", "b"], "think_ms": [-5]}, "think_ms must be 0 or more"),
         ("messages", {"messages": []}, "its messages are no list of mappings with a role"),
         ("messages", {"messages": [{"role": "assistant", "content": "So."}]}, "its messages are an answer alone"),
         ("messages", {"messages": [ASK], "tools": "none"}, "its tools are no list"),

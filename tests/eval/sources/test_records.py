@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import tracemalloc
 from pathlib import Path
 
 import pyarrow as pa
@@ -55,6 +56,19 @@ def test_a_list_of_one_gigabyte_would_not_be_held(tmp_path, monkeypatch):
     path = write(tmp_path / "rows.json", json.dumps([{"a": "x" * 20}] * 1000).encode())
     next(read_records(path))
     assert len(read) <= 2  # one to look how the file begins, one to read
+
+
+def test_long_files_of_lines_are_read_piece_by_piece(tmp_path):
+    path = write(tmp_path / "rows.jsonl", json.dumps({"prompt": "x" * 10_000}).encode() + b"\n")
+    path.write_bytes(path.read_bytes() * 4000)  # 40 MB
+    tracemalloc.start()
+    try:
+        count = sum(1 for _ in read_records(path))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert count == 4000
+    assert peak < 8_000_000
 
 
 def test_csv_has_the_lines_of_the_file_and_quoted_line_ends(tmp_path):

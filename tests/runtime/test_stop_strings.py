@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from skote.serve.stop_strings import StopStrings
+from skote.runtime.stop_strings import StopStrings
 
 
 def run(stops: Sequence[str], texts: Sequence[str]) -> tuple[str, bool]:

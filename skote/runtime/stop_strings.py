@@ -35,6 +35,12 @@ class StopStrings:
         return held
 
 
+def cut_text(text: str, stops: Iterable[str]) -> str:
+    """`text` up to the first of the stop strings."""
+    stop_strings = StopStrings(stops)
+    return stop_strings.add(text) + stop_strings.finish()
+
+
 def _overlap(text: str, stop: str) -> int:
     """How many characters at the end of `text` begin `stop`, short of all of it."""
     longest = min(len(text), len(stop) - 1)
