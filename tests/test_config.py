@@ -28,7 +28,11 @@ from skote.flags import flags_for
 from skote.types import Engine, UsageError
 
 OPTIONS = {
-    "model": ["llama31_8b_shape", "llama32_1b_shape", "local", "smollm2_135m", "smollm2_135m_shape", "tiny_shape"],
+    "model": [
+        *("gemma2_9b_shape", "llama31_8b_shape", "llama32_1b_shape", "local", "mistral_7b_shape", "mixtral_8x7b_shape"),
+        *("qwen25_7b_shape", "qwen3_30b_a3b_shape", "qwen3_8b_shape"),
+        *("smollm2_135m", "smollm2_135m_shape", "tiny_shape"),
+    ],
     "dtype": ["bf16", "fp16", "fp32", "tf32"],
     "engine": [
         *("baseline", "endpoint", "replay", "simulated", "skotergy", "skotergy_published"),

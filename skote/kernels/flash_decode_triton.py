@@ -13,6 +13,9 @@ Three kernels do the splits; which one runs depends on how many positions may be
 - `flash_stream`, for long contexts, where the cache's bytes are all: the same over a whole page, block after block.
 
 The first two load a split before the wait, but for the newest position.
+
+With a window w row r attends to positions newest - w + 1 .. newest alone, and no split before them is read. With a soft
+cap c its scores become c tanh(scores / c) (Gemma 2, arXiv 2408.00118).
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -27,8 +30,19 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from skote.kernels.flash_split_triton import flash_group_kernel, flash_stream_kernel, flash_tile_kernel
-from skote.kernels.launch import check_dtype, check_float, check_offsets, check_rank, check_shape, check_tensors, padded
+from skote.kernels.activation_triton import cap_argument
+from skote.kernels.attention import capped
+from skote.kernels.flash_split_triton import first_split, flash_group_kernel, flash_stream_kernel, flash_tile_kernel
+from skote.kernels.launch import (
+    check_dtype,
+    check_float,
+    check_offsets,
+    check_rank,
+    check_shape,
+    check_tensors,
+    check_window,
+    padded,
+)
 from skote.kernels.pages import check_head_dim, check_pool, check_table
 
 STREAM_ROWS = 16  # tl.dot's smallest tile: a group's queries are padded to it
@@ -61,6 +75,14 @@ class Attention(NamedTuple):
             return self.tile
         return self.group if positions <= self.grouped else self.page
 
+    def splits(self, positions: int, window: int | None) -> tuple[int, int]:
+        """Positions a split and splits a row, where `positions` may be in use and `window` of them are attended to."""
+        if window is None or window >= positions:
+            split = self.split(positions)
+            return split, triton.cdiv(positions, split)
+        split = self.split(window)
+        return split, min(triton.cdiv(positions, split), triton.cdiv(window, split) + 1)
+
 
 def flash_decode_reference(
     q: torch.Tensor,
@@ -71,6 +93,8 @@ def flash_decode_reference(
     *,
     page: int,
     scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """The formula in framework ops, row by row, fp32 inside: shape and dtype of `q`; arguments as `flash_decode`."""
     out = torch.zeros_like(q)
@@ -78,13 +102,13 @@ def flash_decode_reference(
     for row, newest in enumerate(position.tolist()):
         if newest < 0:
             continue
-        places = torch.arange(newest + 1, device=q.device)
+        places = torch.arange(0 if window is None else max(newest + 1 - window, 0), newest + 1, device=q.device)
         slots = table[row, places // page].long() * page + places % page
         keys = k[:, slots].float().repeat_interleave(group, 0)
         values = v[:, slots].float().repeat_interleave(group, 0)
         products = (keys * q[row].float()[:, None]).sum(-1)
         scores = products / math.sqrt(q.shape[2]) if scale is None else products * scale
-        out[row] = (scores.softmax(-1)[..., None] * values).sum(1).to(q.dtype)
+        out[row] = (capped(scores, softcap).softmax(-1)[..., None] * values).sum(1).to(q.dtype)
     return out
 
 
@@ -101,6 +125,7 @@ def flash_fold_kernel(
     FOLD: tl.constexpr,  # splits at once
     DIMS: tl.constexpr,  # of the head, a program
     PDL: tl.constexpr,
+    WINDOW: tl.constexpr = 0,
 ):
     """Grid: (HEADS, HEAD_DIM / DIMS, rows). Put a row's partial sums together in `out` [rows, HEADS, HEAD_DIM]."""
     if PDL:
@@ -108,7 +133,8 @@ def flash_fold_kernel(
     head = tl.program_id(0)
     dims = tl.program_id(1) * DIMS + tl.arange(0, DIMS)
     row = tl.program_id(2)
-    splits = (tl.maximum(tl.load(position_ptr + row), -1) + SPLIT) // SPLIT  # none of an idle row
+    position = tl.maximum(tl.load(position_ptr + row), -1)
+    splits = (position + SPLIT) // SPLIT - first_split(position, WINDOW, SPLIT)  # none of an idle row
     if PDL:
         gdc_wait()
     top = float("-inf")
@@ -154,6 +180,8 @@ def flash_decode(
     cut: Attention,
     pdl: bool,
     scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> None:
     """Launch the kernels for a cache of which at most the first `positions` positions are in use.
 
@@ -166,9 +194,12 @@ def flash_decode(
         out: `[rows, heads, head_dim]`, in any float dtype, written.
         sums, stats: fp32 room for `[rows, splits, heads, head_dim]` and `[rows, splits, 2, heads]`, overwritten.
         scale: of q K^T, in place of 1 / sqrt(head_dim).
+        window: how many of the newest positions are attended to; None is all.
+        softcap: of the scores; None is none.
 
     Raises:
-        TypeError, ValueError: what the checks of `launch` and `pages` refuse, or too little room.
+        TypeError, ValueError: what the checks of `launch` and `pages` refuse, a soft cap that is not above 0, or too
+            little room.
     """
     check_tensors("flash_decode", q=q, k=k, v=v, position=position, table=table, out=out, sums=sums, stats=stats)
     check_rank("flash_decode", 3, q=q, k=k)
@@ -184,16 +215,28 @@ def flash_decode(
     check_table("flash_decode", table, (rows,), page=cut.page, slots=slots, positions=positions)
     check_dtype("flash_decode", torch.float32, sums=sums, stats=stats)
     check_offsets("flash_decode", sums=sums.numel())
-    split = cut.split(positions)
-    splits = triton.cdiv(positions, split)
+    cap = cap_argument("flash_decode", softcap)
+    check_window("flash_decode", window)
+    window = None if window is None or window >= positions else window
+    split, splits = cut.splits(positions, window)
     if sums.numel() < rows * splits * heads * head_dim or stats.numel() < rows * splits * 2 * heads:
         raise ValueError(
             f"flash_decode: sums {tuple(sums.shape)} or stats {tuple(stats.shape)} are too small for {rows} rows of "
             f"{splits} splits."
         )
-    factor = math.log2(math.e) / math.sqrt(head_dim) if scale is None else math.log2(math.e) * scale
-    shape = {"HEADS": heads, "GROUP": heads // kv_heads, "HEAD_DIM": head_dim, "PAGE": cut.page, "PDL": pdl}
-    if positions <= cut.tiled:
+    base = 1.0 if softcap else math.log2(math.e)
+    factor = base / math.sqrt(head_dim) if scale is None else base * scale
+    shape: dict[str, float] = {
+        "HEADS": heads,
+        "GROUP": heads // kv_heads,
+        "HEAD_DIM": head_dim,
+        "PAGE": cut.page,
+        "PDL": pdl,
+        "WINDOW": window or 0,
+        "CAP": cap,
+    }
+    reach = window or positions
+    if reach <= cut.tiled:
         flash_tile_kernel[(heads, splits, rows)](
             q,
             k,
@@ -214,7 +257,7 @@ def flash_decode(
         )
         if splits == 1:
             return
-    elif positions <= cut.grouped:
+    elif reach <= cut.grouped:
         flash_group_kernel[(kv_heads, splits, rows)](
             q,
             k,
@@ -264,6 +307,7 @@ def flash_decode(
         FOLD=fold,
         DIMS=dims,
         PDL=pdl,
+        WINDOW=window or 0,
         num_warps=1 if fold <= 32 else 4,
         launch_pdl=pdl,
     )

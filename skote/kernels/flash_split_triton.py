@@ -1,5 +1,8 @@
 """The kernels that attend to one split of the cache each; `flash_decode_triton` has the formula and launches them.
 
+With a WINDOW a row attends to that many of its newest positions, and its splits are counted from the first that has
+one of them. With a CAP the scores are CAP tanh(scores / CAP); `scale` then lacks the factor log2(e).
+
 All leave, for each row, split and query head, `sums` [rows, splits, heads, head_dim], the unnormalised sum, and `stats`
 [rows, splits, 2, heads], the maximum of the scaled scores and the denominator; for an idle row, nothing. Scores are
 scaled by log2(e) beside their own scale, since exp2 is what the hardware has. All sums are fp32; in half precision the
@@ -13,6 +16,34 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from skote.kernels.activation_triton import capped
+
+
+@triton.jit
+def first_split(position, WINDOW: tl.constexpr, SPLIT: tl.constexpr):
+    """Of splits of SPLIT positions, the first one that a row at `position` attends to."""
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(position + 1 - WINDOW, 0) // SPLIT
+    return first
+
+
+@triton.jit
+def visible(places, position, WINDOW: tl.constexpr):
+    """Which `places` a row at `position` attends to."""
+    seen = places <= position
+    if WINDOW > 0:
+        seen = seen & (places > position - WINDOW)
+    return seen
+
+
+@triton.jit
+def in_base_2(scores, CAP: tl.constexpr):
+    """Scores as `exp2` takes them, of what came out of q k^T times the kernel's scale."""
+    if CAP > 0.0:
+        scores = capped(scores, CAP) * 1.4426950408889634
+    return scores
 
 
 @triton.jit
@@ -35,6 +66,8 @@ def flash_tile_kernel(
     TILE: tl.constexpr,  # positions a split
     SINGLE: tl.constexpr,  # one split holds everything: write `out`, not the partial sums
     PDL: tl.constexpr,
+    WINDOW: tl.constexpr = 0,  # positions that are attended to; 0 is all
+    CAP: tl.constexpr = 0.0,
 ):
     """Grid: (HEADS, splits, rows).
 
@@ -46,7 +79,7 @@ def flash_tile_kernel(
     split = tl.program_id(1)
     row = tl.program_id(2)
     position = tl.load(position_ptr + row)
-    start = split * TILE
+    start = (split + first_split(position, WINDOW, TILE)) * TILE
     if start <= position:
         places = start + tl.arange(0, TILE)
         dims = tl.arange(0, HEAD_DIM)
@@ -66,8 +99,8 @@ def flash_tile_kernel(
         is_newest = (places == position)[:, None]
         wide_keys = tl.where(is_newest, new_key[None, :], keys).to(tl.float32)
         wide_values = tl.where(is_newest, new_value[None, :], values).to(tl.float32)
-        scores = tl.sum(wide_keys * q[None, :], axis=1) * scale
-        scores = tl.where(places <= position, scores, float("-inf"))
+        scores = in_base_2(tl.sum(wide_keys * q[None, :], axis=1) * scale, CAP)
+        scores = tl.where(visible(places, position, WINDOW), scores, float("-inf"))
         top = tl.max(scores, axis=0)
         weights = tl.exp2(scores - top)
         total = tl.sum(weights, axis=0)
@@ -108,6 +141,8 @@ def flash_group_kernel(
     PAGE: tl.constexpr,
     TILE: tl.constexpr,  # positions a split
     PDL: tl.constexpr,
+    WINDOW: tl.constexpr = 0,  # positions that are attended to; 0 is all
+    CAP: tl.constexpr = 0.0,
 ):
     """Grid: (kv_heads, splits, rows). Results as `flash_tile_kernel`, and as there what is loaded before the wait."""
     if PDL:
@@ -116,7 +151,7 @@ def flash_group_kernel(
     split = tl.program_id(1)
     row = tl.program_id(2)
     position = tl.load(position_ptr + row)
-    start = split * TILE
+    start = (split + first_split(position, WINDOW, TILE)) * TILE
     if start <= position:
         places = start + tl.arange(0, TILE)
         dims = tl.arange(0, HEAD_DIM)
@@ -144,8 +179,8 @@ def flash_group_kernel(
         is_newest = (places == position)[:, None]
         keys = tl.where(is_newest, new_key[None, :], keys)
         values = tl.where(is_newest, new_value[None, :], values)
-        scores = tl.dot(q.to(keys.dtype), tl.trans(keys), input_precision="ieee") * scale
-        scores = tl.where((places <= position)[None, :], scores, float("-inf"))
+        scores = in_base_2(tl.dot(q.to(keys.dtype), tl.trans(keys), input_precision="ieee") * scale, CAP)
+        scores = tl.where(visible(places, position, WINDOW)[None, :], scores, float("-inf"))
         top = tl.max(scores, axis=1)
         weights = tl.exp2(scores - top[:, None])
         mixed = tl.dot(weights.to(values.dtype), values, input_precision="ieee")
@@ -177,6 +212,8 @@ def flash_stream_kernel(
     BLOCK: tl.constexpr,  # positions at once
     STAGES: tl.constexpr,  # blocks in flight
     PDL: tl.constexpr,
+    WINDOW: tl.constexpr = 0,  # positions that are attended to; 0 is all
+    CAP: tl.constexpr = 0.0,
 ):
     """Grid: (kv_heads, splits, rows). Results as `flash_tile_kernel`, a page a split.
 
@@ -189,6 +226,7 @@ def flash_stream_kernel(
     page = tl.program_id(1)
     row = tl.program_id(2)
     position = tl.load(position_ptr + row)
+    page += first_split(position, WINDOW, PAGE)
     if page * PAGE <= position:
         first_slot = tl.load(table_ptr + row * pages + page).to(tl.int64) * PAGE
         base = kv_head.to(tl.int64) * head_stride + first_slot * HEAD_DIM
@@ -209,12 +247,16 @@ def flash_stream_kernel(
         top = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         mixed = tl.zeros([ROWS, HEAD_DIM], tl.float32)
-        for start in tl.range(0, used, BLOCK, num_stages=STAGES):
+        unseen = 0
+        if WINDOW > 0:  # of the page, the blocks before the window
+            unseen = first_split(position - page * PAGE, WINDOW, BLOCK) * BLOCK
+        for start in tl.range(unseen, used, BLOCK, num_stages=STAGES):
             places = start + tl.arange(0, BLOCK)
             offsets = base + places[:, None] * HEAD_DIM + dims[None, :]
             keys = tl.load(k_ptr + offsets, mask=(places < used)[:, None], other=0.0)
-            scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
-            scores = tl.where((places < used)[None, :], scores, float("-inf"))
+            scores = in_base_2(tl.dot(q, tl.trans(keys), input_precision="ieee") * scale, CAP)
+            seen = visible(places, position - page * PAGE, WINDOW) if WINDOW > 0 else places < used
+            scores = tl.where(seen[None, :], scores, float("-inf"))
             higher = tl.maximum(top, tl.max(scores, axis=1))
             kept = tl.exp2(top - higher)
             weights = tl.exp2(scores - higher[:, None])
@@ -222,7 +264,7 @@ def flash_stream_kernel(
             values = tl.load(v_ptr + offsets, mask=(places < used)[:, None], other=0.0)
             mixed = mixed * kept[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
             top = higher
-        split = row * tl.num_programs(1) + page
+        split = row * tl.num_programs(1) + page - first_split(position, WINDOW, PAGE)
         tl.store(sums_ptr + (split * HEADS + heads[:, None]) * HEAD_DIM + dims[None, :], mixed, mask=shared[:, None])
         tl.store(stats_ptr + split * 2 * HEADS + heads, top, mask=shared)
         tl.store(stats_ptr + (split * 2 + 1) * HEADS + heads, total, mask=shared)

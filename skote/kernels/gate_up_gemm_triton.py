@@ -2,7 +2,8 @@
 
     h = silu(W_gate n) * (W_up n)
 
-n is normalised already (`add_rms_norm`). A program takes the same rows of both matrices.
+n is normalised already (`add_rms_norm`). A program takes the same rows of both matrices. The gate's activation is silu
+or another one.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -14,6 +15,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from skote.kernels.activation import activated as activated_reference
+from skote.kernels.activation_triton import activated, check_activation
 from skote.kernels.launch import (
     GemmTile,
     check_float,
@@ -25,12 +28,13 @@ from skote.kernels.launch import (
     check_unsplit,
 )
 from skote.kernels.rows_dot_triton import halves, rows_dot
-from skote.kernels.silu_mul import silu_mul
 
 
-def gate_up_gemm_reference(normed: torch.Tensor, weight: torch.Tensor, h: torch.Tensor) -> None:
+def gate_up_gemm_reference(
+    normed: torch.Tensor, weight: torch.Tensor, h: torch.Tensor, *, activation: str = "silu"
+) -> None:
     """The same in framework ops, fp32 inside; arguments as `gate_up_gemm`."""
-    h.copy_(silu_mul(normed.float() @ weight.float().T))
+    h.copy_(activated_reference(normed.float() @ weight.float().T, activation, gated=True))
 
 
 @triton.jit
@@ -45,6 +49,7 @@ def gate_up_gemm_kernel(
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
+    ACTIVATION: tl.constexpr = "silu",
 ):
     """Grid: (ceil(intermediate / TILE),). Everything after the wait: normed, and the write of h."""
     if PDL:
@@ -53,13 +58,21 @@ def gate_up_gemm_kernel(
     both = tl.arange(0, 2 * TILE)
     taken = tl.minimum(tl.program_id(0) * TILE + both % TILE, intermediate - 1) + both // TILE * intermediate
     gate, up = halves(rows_dot(normed_ptr, weight_ptr, taken, 0, HIDDEN, ROWS, BLOCK, STAGES, 1), ROWS)
-    h = gate / (1.0 + tl.exp(-gate)) * up
+    h = activated(gate, ACTIVATION) * up
     columns = tl.program_id(0) * TILE + tl.arange(0, TILE)
     h_ptrs = h_ptr + tl.arange(0, ROWS)[:, None] * intermediate + columns[None, :]
     tl.store(h_ptrs, h.to(h_ptr.dtype.element_ty), mask=(columns < intermediate)[None, :])
 
 
-def gate_up_gemm(normed: torch.Tensor, weight: torch.Tensor, h: torch.Tensor, *, tile: GemmTile, pdl: bool) -> None:
+def gate_up_gemm(
+    normed: torch.Tensor,
+    weight: torch.Tensor,
+    h: torch.Tensor,
+    *,
+    tile: GemmTile,
+    pdl: bool,
+    activation: str = "silu",
+) -> None:
     """Launch the kernel.
 
     Args:
@@ -67,6 +80,7 @@ def gate_up_gemm(normed: torch.Tensor, weight: torch.Tensor, h: torch.Tensor, *,
         weight: `[2 * intermediate, hidden]`, gate first, in any float dtype; `hidden` is at most `MAX_COLUMNS`.
         h: `[rows, intermediate]`, in any float dtype, written.
         tile: `rows` counts the rows of gate and up together; `splits` must be 1.
+        activation: one of `ACTIVATIONS`.
 
     Raises:
         TypeError, ValueError: what the checks of `launch` refuse.
@@ -79,6 +93,7 @@ def gate_up_gemm(normed: torch.Tensor, weight: torch.Tensor, h: torch.Tensor, *,
     check_matrix("gate_up_gemm", weight, 2 * intermediate, hidden)
     check_operand("gate_up_gemm", weight, normed=normed)
     check_unsplit("gate_up_gemm", tile)
+    check_activation("gate_up_gemm", activation)
     gate_up_gemm_kernel[(triton.cdiv(intermediate, tile.rows // 2),)](
         normed,
         weight,
@@ -90,6 +105,7 @@ def gate_up_gemm(normed: torch.Tensor, weight: torch.Tensor, h: torch.Tensor, *,
         BLOCK=tile.columns(weight.dtype),
         STAGES=tile.stages,
         PDL=pdl,
+        ACTIVATION=activation,
         num_warps=tile.warps,
         launch_pdl=pdl,
     )

@@ -2,6 +2,8 @@
 
     n = x / sqrt(mean(x^2) + eps) * norm;   h = silu(W_gate n) * (W_up n)
 
+The gate's activation is silu or another one. What is owed to x is added first (see `Owed`).
+
 A program takes the same rows of both matrices, some rows after another, for which it reads and norms x once. The norm's
 scale is applied to the products, as in `qkv_gemv`.
 """
@@ -15,6 +17,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from skote.kernels.activation import activated as activated_reference
+from skote.kernels.activation_triton import activated, check_activation
 from skote.kernels.launch import (
     Tile,
     check_dtype,
@@ -26,16 +30,24 @@ from skote.kernels.launch import (
     check_tensors,
     check_turns,
 )
+from skote.kernels.owed_triton import Owed, owed_arguments, paid, paid_chunks
 from skote.kernels.rms_norm import rms_norm_reference
 from skote.kernels.row_dot_triton import norm_chunks, normed_chunks, row_chunks, row_dot, weight_chunks
-from skote.kernels.silu_mul import silu_mul
 
 
 def gate_up_gemv_reference(
-    x: torch.Tensor, norm: torch.Tensor, weight: torch.Tensor, h: torch.Tensor, *, eps: float
+    x: torch.Tensor,
+    norm: torch.Tensor,
+    weight: torch.Tensor,
+    h: torch.Tensor,
+    *,
+    eps: float,
+    activation: str = "silu",
+    owed: Owed | None = None,
 ) -> None:
     """The same in framework ops, fp32 inside; arguments as `gate_up_gemv`."""
-    h.copy_(silu_mul((weight.float() * rms_norm_reference(x, norm, eps)).sum(-1)))
+    both = (weight.float() * rms_norm_reference(paid(x, owed, eps), norm, eps)).sum(-1)
+    h.copy_(activated_reference(both, activation, gated=True))
 
 
 @triton.jit
@@ -52,6 +64,10 @@ def gate_up_gemv_kernel(
     TURNS: tl.constexpr,
     MMA: tl.constexpr,
     PDL: tl.constexpr,
+    ACTIVATION: tl.constexpr = "silu",
+    owed_ptr=None,
+    post_ptr=None,
+    kept_ptr=None,
 ):
     """Grid: (INTERMEDIATE / (ROWS * TURNS),). Before the wait: weights. After it: x, and the write of h."""
     if PDL:
@@ -62,14 +78,17 @@ def gate_up_gemv_kernel(
     norm = norm_chunks(norm_ptr, HIDDEN, CHUNK)
     if PDL:
         gdc_wait()
-    normed, rest, scale = normed_chunks(row_chunks(x_ptr, HIDDEN, CHUNK), norm, eps, HIDDEN, MMA)
+    x = row_chunks(x_ptr, HIDDEN, CHUNK)
+    if owed_ptr is not None:
+        x = paid_chunks(x, owed_ptr, post_ptr, kept_ptr, eps, HIDDEN, CHUNK)
+    normed, rest, scale = normed_chunks(x, norm, eps, HIDDEN, MMA)
     for turn in tl.static_range(TURNS):
         gate_now, up_now = gate, up
         if turn + 1 < TURNS:  # the next rows are on their way while these are multiplied
             gate = weight_chunks(weight_ptr, rows + (turn + 1) * ROWS, HIDDEN, CHUNK)
             up = weight_chunks(weight_ptr + INTERMEDIATE * HIDDEN, rows + (turn + 1) * ROWS, HIDDEN, CHUNK)
         gated = row_dot(gate_now, normed, rest, MMA) * scale
-        h = gated / (1.0 + tl.exp(-gated)) * (row_dot(up_now, normed, rest, MMA) * scale)
+        h = activated(gated, ACTIVATION) * (row_dot(up_now, normed, rest, MMA) * scale)
         tl.store(h_ptr + rows + turn * ROWS, h.to(h_ptr.dtype.element_ty))
 
 
@@ -82,6 +101,8 @@ def gate_up_gemv(
     eps: float,
     tile: Tile,
     pdl: bool,
+    activation: str = "silu",
+    owed: Owed | None = None,
 ) -> None:
     """Launch the kernel.
 
@@ -90,6 +111,8 @@ def gate_up_gemv(
         norm, weight: `[hidden]` and `[2 * intermediate, hidden]`, gate first, in any float dtype.
         h: `[intermediate]`, in any float dtype, written.
         tile: `rows` counts the rows of gate and up together.
+        activation: one of `ACTIVATIONS`.
+        owed: what `x` lacks, or None.
 
     Raises:
         TypeError, ValueError: what the checks of `launch` refuse.
@@ -103,6 +126,7 @@ def gate_up_gemv(
     check_matrix("gate_up_gemv", weight, 2 * intermediate, hidden)
     check_offsets("gate_up_gemv", weight=weight.numel())
     check_turns("gate_up_gemv", tile, 2 * intermediate, weight, hidden)
+    check_activation("gate_up_gemv", activation)
     gate_up_gemv_kernel[(2 * intermediate // (tile.rows * tile.turns),)](
         x,
         norm,
@@ -116,6 +140,8 @@ def gate_up_gemv(
         TURNS=tile.turns,
         MMA=tile.mma,
         PDL=pdl,
+        ACTIVATION=activation,
+        **owed_arguments("gate_up_gemv", owed, x),
         num_warps=tile.warps,
         launch_pdl=pdl,
     )

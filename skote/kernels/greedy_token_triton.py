@@ -1,6 +1,6 @@
 """The end of a greedy step: each row's most likely token, fed back.
 
-token = lowest id with the highest logit;   position += 1;   history[row, position] = token;   x = embed[token]
+token = lowest id with the highest logit;   position += 1;   history[row, position] = token;   x = embed[token] * scale
 
 A row with a negative position is idle: nothing of it is written. Where no logit is a number the token is -1, and x the
 embedding of token 0.
@@ -38,6 +38,8 @@ def greedy_token_reference(
     history: torch.Tensor,
     embed: torch.Tensor,
     x: torch.Tensor,
+    *,
+    scale: float = 1.0,
 ) -> None:
     """The same in framework ops; arguments as `greedy_token`."""
     rows = (position >= 0).nonzero().flatten()
@@ -47,7 +49,7 @@ def greedy_token_reference(
     position[rows] += 1
     places = (each.to(history.device) for each in (rows, position[rows]))
     history[*places] = token.to(history.device)
-    x[rows] = embed[token.clamp(min=0)].float()
+    x[rows] = embed[token.clamp(min=0)].float() * scale
 
 
 @triton.jit
@@ -64,6 +66,7 @@ def greedy_token_kernel(
     BLOCK: tl.constexpr,  # a power of two, at least HIDDEN
     PROGRAMS: tl.constexpr,  # a power of two, at least `programs`
     PDL: tl.constexpr,
+    SCALE: tl.constexpr = 1.0,  # of the embedding
 ):
     """Grid: (rows,). Second stage of the maximum (see `head_gemv`), then the step's only write of position."""
     if PDL:
@@ -90,7 +93,10 @@ def greedy_token_kernel(
         other=0.0,
         eviction_policy="evict_last",
     )
-    tl.store(x_ptr + row * HIDDEN + columns, embedding.to(tl.float32), mask=inside)
+    x = embedding.to(tl.float32)
+    if SCALE != 1.0:
+        x *= SCALE
+    tl.store(x_ptr + row * HIDDEN + columns, x, mask=inside)
 
 
 def greedy_token(
@@ -102,6 +108,7 @@ def greedy_token(
     x: torch.Tensor,
     *,
     pdl: bool,
+    scale: float = 1.0,
 ) -> None:
     """Launch the kernel.
 
@@ -113,6 +120,7 @@ def greedy_token(
             or pinned memory of the host.
         embed: `[vocab, hidden]`, in any float dtype; `hidden` is at most `MAX_COLUMNS`.
         x: `[rows, hidden]`, fp32, overwritten with the tokens' rows.
+        scale: of the embedding.
 
     Raises:
         TypeError, ValueError: what the checks of `launch` refuse, or a history out of the device's reach.
@@ -148,6 +156,7 @@ def greedy_token(
         BLOCK=padded(hidden),
         PROGRAMS=block,
         PDL=pdl,
+        SCALE=scale,
         num_warps=min(max(block // 256, 4), 32),
         launch_pdl=pdl,
     )

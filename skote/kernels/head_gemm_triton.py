@@ -3,7 +3,7 @@
 logits = W n
 best[m, p] = max over the ids of program p of row m's logits, first[m, p] = the lowest id that has it
 
-n is normalised already (`add_rms_norm`).
+n is normalised already (`add_rms_norm`). With a soft cap c the logits are c tanh(logits / c).
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from skote.kernels.activation_triton import cap_argument, capped
+from skote.kernels.attention import capped as capped_reference
 from skote.kernels.launch import (
     GemmTile,
     check_best,
@@ -29,9 +31,11 @@ from skote.kernels.launch import (
 from skote.kernels.rows_dot_triton import rows_dot
 
 
-def head_gemm_reference(normed: torch.Tensor, weight: torch.Tensor, logits: torch.Tensor) -> None:
+def head_gemm_reference(
+    normed: torch.Tensor, weight: torch.Tensor, logits: torch.Tensor, *, softcap: float | None = None
+) -> None:
     """The logits in framework ops, fp32 inside; arguments as `head_gemm`."""
-    logits.copy_(normed.float() @ weight.float().T)
+    logits.copy_(capped_reference(normed.float() @ weight.float().T, softcap))
 
 
 @triton.jit
@@ -48,6 +52,7 @@ def head_gemm_kernel(
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
+    CAP: tl.constexpr = 0.0,  # of the logits; 0 is none
 ):
     """Grid: (ceil(vocab / TILE),). Everything after the wait: normed, and all writes."""
     if PDL:
@@ -57,6 +62,7 @@ def head_gemm_kernel(
     there = (ids < vocab)[None, :]
     rows = tl.arange(0, ROWS)
     logits = rows_dot(normed_ptr, weight_ptr, tl.minimum(ids, vocab - 1), 0, HIDDEN, ROWS, BLOCK, STAGES, 1)
+    logits = capped(logits, CAP)
     tl.store(logits_ptr + rows[:, None] * vocab + ids[None, :], logits, mask=there)
     best = tl.max(tl.where(there, logits, float("-inf")), axis=1)
     first = tl.min(tl.where(there & (logits == best[:, None]), ids[None, :], vocab - 1), axis=1)
@@ -74,6 +80,7 @@ def head_gemm(
     *,
     tile: GemmTile,
     pdl: bool,
+    softcap: float | None = None,
 ) -> None:
     """Launch the kernel.
 
@@ -83,9 +90,10 @@ def head_gemm(
         logits: `[rows, vocab]`, fp32, written.
         best, first: fp32 and int32 `[rows, ceil(vocab / tile.rows)]`, an entry a program, written.
         tile: `splits` must be 1.
+        softcap: of the logits; None is none.
 
     Raises:
-        TypeError, ValueError: what the checks of `launch` refuse.
+        TypeError, ValueError: what the checks of `launch` refuse, or a soft cap that is not above 0.
     """
     check_tensors("head_gemm", normed=normed, weight=weight, logits=logits, best=best, first=first)
     check_rank("head_gemm", 2, normed=normed, logits=logits)
@@ -110,6 +118,7 @@ def head_gemm(
         BLOCK=tile.columns(weight.dtype),
         STAGES=tile.stages,
         PDL=pdl,
+        CAP=cap_argument("head_gemm", softcap),
         num_warps=tile.warps,
         launch_pdl=pdl,
     )

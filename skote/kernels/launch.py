@@ -76,16 +76,23 @@ def check_tensors(op: str, **tensors: torch.Tensor) -> None:
     """Check that all `tensors` lie contiguous on one CUDA device.
 
     Raises:
-        TypeError: a tensor that is not on CUDA.
-        ValueError: a tensor that is not contiguous, or on another device than the first.
+        TypeError, ValueError: what `check_cuda` and `check_contiguous` refuse.
     """
-    devices = {tensor.device for tensor in tensors.values()}
+    check_cuda(op, **tensors)
+    check_contiguous(op, **tensors)
+
+
+def check_cuda(op: str, **tensors: torch.Tensor) -> None:
+    """Raises:
+    TypeError: one of `tensors` is not on CUDA.
+    ValueError: they lie on several devices.
+    """
     for name, tensor in tensors.items():
         if tensor.device.type != "cuda":
             raise TypeError(f"{op}: {name} is on {tensor.device}; the kernel takes CUDA tensors alone.")
-    check_contiguous(op, **tensors)
+    devices = {str(tensor.device) for tensor in tensors.values()}
     if len(devices) > 1:
-        raise ValueError(f"{op}: the tensors lie on several devices ({', '.join(sorted(map(str, devices)))}).")
+        raise ValueError(f"{op}: the tensors lie on several devices ({', '.join(sorted(devices))}).")
 
 
 def check_contiguous(op: str, **tensors: torch.Tensor) -> None:
@@ -148,6 +155,14 @@ def check_offsets(op: str, **elements: int) -> None:
     for name, count in elements.items():
         if count > MAX_OFFSET:
             raise ValueError(f"{op}: {name} has {count} elements; the kernel's offsets reach {MAX_OFFSET}.")
+
+
+def check_window(op: str, window: int | None) -> None:
+    """Raises:
+    ValueError: a `window` of positions that is empty.
+    """
+    if window is not None and window < 1:
+        raise ValueError(f"{op}: a window of {window} positions; it must have at least one.")
 
 
 def check_matrix(op: str, weight: torch.Tensor, rows: int | None, columns: int) -> None:

@@ -5,7 +5,7 @@
 
 Position p lives in slot table[p // PAGE] * PAGE + p % PAGE of every head. A program takes rows i and i + D/2 of one
 head, the two halves of a rotated pair, so that the rotation needs no other program. The norm's scale is one number and
-is applied to the products: the projection does not wait for it.
+is applied to the products: the projection does not wait for it. What is owed to x is added first (see `Owed`).
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -31,6 +31,7 @@ from skote.kernels.launch import (
     check_tile,
     padded,
 )
+from skote.kernels.owed_triton import Owed, owed_arguments, paid, paid_row
 from skote.kernels.pages import check_pool, check_rope, check_table
 from skote.kernels.rms_norm import rms_norm_reference
 from skote.kernels.rope import apply_rope
@@ -52,10 +53,11 @@ def qkv_gemv_reference(
     page: int,
     bias: torch.Tensor | None = None,
     rotate: bool = True,
+    owed: Owed | None = None,
 ) -> None:
     """The same in framework ops; arguments as `qkv_gemv`."""
     heads, kv_heads, head_dim = q.shape[0], k.shape[0], q.shape[1]
-    rows = (weight.float() * rms_norm_reference(x, norm, eps)).sum(-1)
+    rows = (weight.float() * rms_norm_reference(paid(x, owed, eps), norm, eps)).sum(-1)
     rows = (rows if bias is None else rows + bias.float()).view(-1, head_dim)
     new_q, new_k, new_v = rows.split((heads, kv_heads, kv_heads))
     at = int(position)
@@ -91,6 +93,9 @@ def qkv_gemv_kernel(
     BIAS: tl.constexpr,  # there is one
     ROTATE: tl.constexpr,
     PDL: tl.constexpr,
+    owed_ptr=None,
+    post_ptr=None,
+    kept_ptr=None,
 ):
     """Grid: ((HEADS + 2 KV_HEADS) * HEAD_DIM / 2 / PAIRS,). See the file's formula.
 
@@ -121,6 +126,8 @@ def qkv_gemv_kernel(
     if PDL:
         gdc_wait()
     x = tl.load(x_ptr + columns, mask=inside, other=0.0, eviction_policy="evict_last")
+    if owed_ptr is not None:
+        x = paid_row(x, owed_ptr, post_ptr, kept_ptr, eps, columns, inside, HIDDEN)
     scale = tl.rsqrt(tl.sum(x * x, axis=0) / HIDDEN + eps)
     normed = x * norm.to(tl.float32)
     low = tl.sum(first.to(tl.float32) * normed[None, :], axis=1) * scale
@@ -163,6 +170,7 @@ def qkv_gemv(
     pdl: bool,
     bias: torch.Tensor | None = None,
     rotate: bool = True,
+    owed: Owed | None = None,
 ) -> None:
     """Launch the kernel.
 
@@ -177,6 +185,7 @@ def qkv_gemv(
         tile: `rows` counts both halves of the pairs, and divides `head_dim`.
         bias: `[(heads + 2 kv_heads) * head_dim]`, in the weight's dtype, or None where there is none.
         rotate: q and k; else they are left for `head_norm`.
+        owed: what `x` lacks, or None.
 
     Raises:
         TypeError, ValueError: what the checks of `launch` and `pages` refuse.
@@ -225,6 +234,7 @@ def qkv_gemv(
         BIAS=bias is not None,
         ROTATE=rotate,
         PDL=pdl,
+        **owed_arguments("qkv_gemv", owed, x),
         num_warps=tile.warps,
         launch_pdl=pdl,
     )

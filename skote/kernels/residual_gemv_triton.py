@@ -1,4 +1,7 @@
-"""A projection back into the residual stream, for one row: x += W h. Used for the attention's o and the MLP's down."""
+"""A projection back into the residual stream, for one row: x += W h. Used for the attention's o and the MLP's down.
+
+Where a norm stands between the two, it is x = W h, owed to the stream (see `Owed`).
+"""
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -22,9 +25,10 @@ from skote.kernels.launch import (
 from skote.kernels.row_dot_triton import row_chunks, row_dot, weight_chunks
 
 
-def residual_gemv_reference(x: torch.Tensor, h: torch.Tensor, weight: torch.Tensor) -> None:
+def residual_gemv_reference(x: torch.Tensor, h: torch.Tensor, weight: torch.Tensor, *, add: bool = True) -> None:
     """The same in framework ops, fp32 inside; arguments as `residual_gemv`."""
-    x += (weight.float() * h.flatten().float()).sum(-1)
+    product = (weight.float() * h.flatten().float()).sum(-1)
+    x.copy_(x + product if add else product)
 
 
 @triton.jit
@@ -38,6 +42,7 @@ def residual_gemv_kernel(
     TURNS: tl.constexpr,
     MMA: tl.constexpr,
     PDL: tl.constexpr,
+    ADD: tl.constexpr = True,  # else x is not read
 ):
     """Grid: (rows / (ROWS * TURNS),).
 
@@ -54,17 +59,23 @@ def residual_gemv_kernel(
         now = weight
         if turn + 1 < TURNS:  # the next rows are on their way while these are multiplied
             weight = weight_chunks(weight_ptr, rows + (turn + 1) * ROWS, COLUMNS, CHUNK)
-        x = tl.load(x_ptr + rows + turn * ROWS, eviction_policy="evict_last")
-        tl.store(x_ptr + rows + turn * ROWS, x + row_dot(now, h, (), MMA))
+        if ADD:
+            x = tl.load(x_ptr + rows + turn * ROWS, eviction_policy="evict_last")
+            tl.store(x_ptr + rows + turn * ROWS, x + row_dot(now, h, (), MMA))
+        else:
+            tl.store(x_ptr + rows + turn * ROWS, row_dot(now, h, (), MMA))
 
 
-def residual_gemv(x: torch.Tensor, h: torch.Tensor, weight: torch.Tensor, *, tile: Tile, pdl: bool) -> None:
+def residual_gemv(
+    x: torch.Tensor, h: torch.Tensor, weight: torch.Tensor, *, tile: Tile, pdl: bool, add: bool = True
+) -> None:
     """Launch the kernel.
 
     Args:
         x: `[rows]`, fp32, in place.
         h: of any shape, `columns` elements, at most `MAX_COLUMNS`, in the weight's dtype.
         weight: `[rows, columns]`, in any float dtype.
+        add: to what `x` holds; else that is overwritten.
 
     Raises:
         TypeError, ValueError: what the checks of `launch` refuse.
@@ -87,6 +98,7 @@ def residual_gemv(x: torch.Tensor, h: torch.Tensor, weight: torch.Tensor, *, til
         TURNS=tile.turns,
         MMA=tile.mma,
         PDL=pdl,
+        ADD=add,
         num_warps=tile.warps,
         launch_pdl=pdl,
     )

@@ -126,6 +126,15 @@ def step_tiles(hidden: int, intermediate: int, head_dim: int, dtype: torch.dtype
     )
 
 
+def owing(tiles: StepTiles, dtype: torch.dtype) -> StepTiles:
+    """`tiles` for a model with norms behind its projections: in fp32 what is owed to a row needs the registers of half
+    of the weights' rows."""
+    if dtype != torch.float32:
+        return tiles
+    gate_up, head = (each._replace(rows=max(each.rows // 2, 2)) for each in (tiles.gate_up, tiles.head))
+    return tiles._replace(gate_up=gate_up, head=head)
+
+
 def batch_tiles(hidden: int, intermediate: int, head_dim: int, itemsize: int, rows: int = MAX_ROWS) -> BatchTiles:
     """The tiles of the multi-row kernels for `rows` rows and a decoder of this width, measured like `step_tiles`; that
     of qkv divides `head_dim`, a power of two. Of `itemsize` bytes is an element of the cache.

@@ -170,7 +170,7 @@ class Decoder:
         self.norm = norm_op(spec, self._rms_norm)
         self._tables = {rope: self._table(rope, max_positions) for rope in spec.layer_ropes}
         # Rounded as the weights are: so Gemma was trained, and so Transformers computes it.
-        self._embedding_scale = float(torch.tensor(spec.embedding_scale).to(weights.embed.dtype))
+        self.embedding_scale = float(torch.tensor(spec.embedding_scale).to(weights.embed.dtype))
         self.gemm = "onednn" if onednn_available(weights.norm) else "aten"
         self._linear = matmul_onednn if self.gemm == "onednn" else matmul
 
@@ -188,7 +188,7 @@ class Decoder:
 
     def embed(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """The residual stream before the first layer, of tokens `ids` [B, T] at `positions` [B, T]."""
-        x = _scaled(self.weights.embed[ids].float(), self._embedding_scale)
+        x = _scaled(self.weights.embed[ids].float(), self.embedding_scale)
         if self.weights.positions is None:
             return x
         assert self.spec.positions_offset is not None

@@ -12,6 +12,7 @@ import torch
 
 from skote.kernels.tiles import batch_tiles
 from skote.model.decoder import Decoder
+from skote.model.folding import folded
 from skote.runtime.batch_step import BatchStep, tile_of
 from skote.runtime.capacity import cache_positions
 from skote.runtime.captures import Captures
@@ -43,13 +44,14 @@ class BatchClosure:
     def __init__(
         self, decoder: Decoder, *, capacity: int, max_batch: int, prefill_chunk: int, prefix_cache: bool = False
     ) -> None:
+        decoder = folded(decoder)
         spec, weights = decoder.spec, decoder.weights
         self.rows = max_batch
         self._decoder = decoder
         self._device = decoder.device
         self._chunk = prefill_chunk
         self._prefix_cache = prefix_cache
-        itemsize = weights.norm.itemsize
+        itemsize = weights.embed.itemsize
         started = time.monotonic()
         with torch.cuda.device(self._device):
             cut = batch_tiles(spec.hidden, spec.intermediate, spec.head_dim, itemsize).attention
@@ -62,7 +64,7 @@ class BatchClosure:
                 max(self._pages + 1, self._pieces),  # one for the padding of packs, which need not be longer
                 capacity,
                 page=cut.page,
-                dtype=weights.norm.dtype,
+                dtype=weights.embed.dtype,
                 device=self._device,
             )
             self._captures = Captures()

@@ -15,6 +15,7 @@ from functools import partial
 from skote.kernels.launch import ROW_TILES
 from skote.model.decoder import Decoder
 from skote.runtime.captures import Captured, Captures, TokenRing
+from skote.runtime.cuda_layers import cuda_layers
 from skote.runtime.kernel_sets import MultiRow, coverage
 from skote.runtime.paged_cache import PagedCache
 from skote.runtime.step_state import StepState
@@ -47,7 +48,7 @@ class BatchStep:
         rows = tile_of(sizes[-1])
         self.state = StepState(decoder, cache, rows, on_host=False)
         self._decoder = decoder
-        self._cache = cache
+        self.layers = cuda_layers(decoder, cache, self.state)
         self._kernels = kernels
         self._sizes = sizes
         self._captures = captures
@@ -105,8 +106,8 @@ class BatchStep:
         kernels, rows, live = self._kernels[tile], self.state.first(tile), self.state.first(size)
         weights = self._decoder.weights
         launched: Launched = Counter()
-        for each, pool in zip(weights.layers[layer:], self._cache.layers[layer:], strict=True):
-            launched.update((op, "triton") for op in kernels.layer(rows, live, each, pool, positions))
+        for each in self.layers[layer:]:
+            launched.update((op, "triton") for op in kernels.layer(rows, live, each, positions))
         launched.update((op, "triton") for op in kernels.head(rows, weights))
         return launched
 

@@ -12,6 +12,7 @@ import torch
 from skote.kernels.flash_decode_triton import MIN_HEAD_DIM
 from skote.kernels.launch import MAX_COLUMNS
 from skote.model.decoder import Decoder
+from skote.model.folding import folded
 from skote.model.spec import DecoderSpec
 from skote.runtime.closure import emit_row
 from skote.runtime.cuda_graph import CudaStep
@@ -37,6 +38,7 @@ class CudaClosure:
     rows = 1
 
     def __init__(self, decoder: Decoder, *, capacity: int, warmup_buckets: Sequence[int] | None = None) -> None:
+        decoder = folded(decoder)
         spec, weights = decoder.spec, decoder.weights
         self._decoder = decoder
         self._device = decoder.device
@@ -45,7 +47,7 @@ class CudaClosure:
             kernels = SingleRow(spec, weights, capacity)
             page = kernels.attention.page
             self._cache = PagedCache(
-                spec, -(-capacity // page), capacity, page=page, dtype=weights.norm.dtype, device=self._device
+                spec, -(-capacity // page), capacity, page=page, dtype=weights.embed.dtype, device=self._device
             )
             self._step = CudaStep(decoder, self._cache, kernels)
             self._step.capture_steps()
@@ -55,7 +57,7 @@ class CudaClosure:
                 self._cache,
                 self._step,
                 buckets=BUCKETS if warmup_buckets is None else sorted(set(warmup_buckets)),
-                short=SHORT if weights.norm.dtype != torch.float32 else 0,
+                short=SHORT if weights.embed.dtype != torch.float32 else 0,
             )
             self._prefill.warm_up()
             torch.cuda.synchronize()

@@ -15,6 +15,7 @@ import torch
 
 from skote.model.decoder import Decoder
 from skote.runtime.captures import IN_FLIGHT, Captured, Captures
+from skote.runtime.cuda_layers import cuda_layers
 from skote.runtime.kernel_sets import SingleRow, coverage
 from skote.runtime.paged_cache import PagedCache
 from skote.runtime.serving import not_numbers
@@ -35,7 +36,7 @@ class CudaStep:
         self.state.table[0].copy_(torch.arange(cache.pages_per_row))
         self._captures = Captures()
         self._decoder = decoder
-        self._cache = cache
+        self.layers = cuda_layers(decoder, cache, self.state)
         self._covered = coverage(cache.capacity)
         self._choose = TokenChoice(decoder, kernels.rows)
         self._tokens = self.state.history.numpy()
@@ -112,9 +113,8 @@ class CudaStep:
 
     def _logits(self, layer: int, positions: int) -> Launched:
         launched: Launched = Counter()
-        layers = zip(self._decoder.weights.layers[layer:], self._cache.layers[layer:], strict=True)
-        for weights, pool in layers:
-            launched.update((op, "triton") for op in self.kernels.layer(self.state, weights, pool, positions))
+        for each in self.layers[layer:]:
+            launched.update((op, "triton") for op in self.kernels.layer(self.state, each, positions))
         launched.update((op, "triton") for op in self.kernels.head(self.state, self._decoder.weights))
         return launched
 

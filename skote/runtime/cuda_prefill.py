@@ -26,10 +26,10 @@ from skote.kernels.launch import ROW_TILES
 from skote.kernels.rope_write_triton import rope_write
 from skote.kernels.tiles import batch_tiles
 from skote.model.decoder import Decoder
-from skote.model.weights import LayerWeights
 from skote.runtime.cuda_graph import CudaStep
+from skote.runtime.cuda_layers import CudaLayer
 from skote.runtime.gemm_chain import GemmChain, head_norms, projection
-from skote.runtime.paged_cache import PagedCache, Pool
+from skote.runtime.paged_cache import PagedCache
 from skote.runtime.prompt_ops import causal_attention, feed_forward, feed_forward_rows
 from skote.runtime.token_choice import Choice, Launched
 
@@ -106,27 +106,34 @@ class CudaPrefill:
     def _run_of(self, tokens: int, short: int) -> Callable[[], Launched]:
         """What launches the prefill of a bucket of `tokens`."""
         ids = self._ids[:tokens]
-        if tokens > short or tokens not in ROW_TILES:
-            return partial(self._run, ids)
         spec, weights = self._decoder.spec, self._decoder.weights
-        tiles = batch_tiles(spec.hidden, spec.intermediate, spec.head_dim, weights.norm.itemsize, tokens)
+        if tokens > short or tokens not in ROW_TILES or spec.experts is not None:
+            return partial(self._run, ids)
+        tiles = batch_tiles(spec.hidden, spec.intermediate, spec.head_dim, weights.embed.itemsize, tokens)
         chain = GemmChain(spec, weights, tokens, tiles=tiles, page=self._cache.page, pdl=True)
         positions = torch.arange(tokens, dtype=torch.int32, device=self._decoder.device)
         return partial(self._run_short, ids, positions, chain)
 
     def _run_short(self, ids: torch.Tensor, positions: torch.Tensor, chain: GemmChain) -> Launched:
         """As `_run` for `ids` at `positions` from 0 on, by the kernels of `chain`, whose rows are the tokens."""
-        spec, weights, state = self._decoder.spec, self._decoder.weights, self._step.state
+        spec, state = self._decoder.spec, self._step.state
         launched: Launched = Counter()
-        x, rope = weights.embed[ids].float(), (state.cos, state.sin)
-        *earlier, last = zip(weights.layers, self._cache.layers, strict=True)
-        for layer, pool in earlier:
-            before = chain.qkv(x, layer, rope, positions, state.table, pool)
-            keys, values = (each[None, :, : len(ids)] for each in pool)
-            attended = causal_attention(chain.q[None], keys, values, planned=True, scale=spec.attention_scale)
-            launched.update((op, "triton") for op in (*before, *chain.mlp(x, attended, layer)))
-        layer, pool = last
-        before = chain.qkv(x, layer, rope, positions, state.table, pool, queries=False)
+        x = state.embedded(ids)
+        *earlier, last = self._step.layers
+        for layer in earlier:
+            before = chain.qkv(x, layer.weights, layer.rope, positions, state.table, layer.pool)
+            keys, values = (each[None, :, : len(ids)] for each in layer.pool)
+            attended = causal_attention(
+                chain.q[None],
+                keys,
+                values,
+                planned=True,
+                scale=spec.attention_scale,
+                window=layer.window,
+                softcap=spec.attention_softcap,
+            )
+            launched.update((op, "triton") for op in (*before, *chain.mlp(x, attended, layer.weights)))
+        before = chain.qkv(x, last.weights, last.rope, positions, state.table, last.pool, queries=False)
         launched.update((op, "triton") for op in before)
         return launched + self._end(x)
 
@@ -134,25 +141,36 @@ class CudaPrefill:
         """Launch everything for `ids` [tokens]; the step's position names the last in use."""
         spec, weights = self._decoder.spec, self._decoder.weights
         launched: Launched = Counter()
-        x = weights.embed[ids].float()
+        x = self._step.state.embedded(ids)
         normed = torch.empty_like(x, dtype=weights.embed.dtype)
         delta: torch.Tensor | None = None
-        *earlier, final = zip(weights.layers, self._cache.layers, strict=True)
-        for layer, pool in earlier:
-            add_rms_norm(x, delta, layer.attn_norm, normed, eps=spec.norm_eps, pdl=False)
-            qkv = self._projected(normed, layer, 0, pool)
+        post: torch.Tensor | None = None
+        *earlier, final = self._step.layers
+        for each in earlier:
+            layer = each.weights
+            add_rms_norm(x, delta, layer.attn_norm, normed, eps=spec.norm_eps, pdl=False, post=post)
+            qkv = self._projected(normed, each, 0)
             q, k, v = torch.split(qkv, [spec.heads, spec.kv_heads, spec.kv_heads], dim=1)
             keys, values = k.transpose(0, 1)[None], v.transpose(0, 1)[None]
             planned = len(ids) in self._planned
-            attended = causal_attention(q[None], keys, values, planned=planned, scale=spec.attention_scale)
+            attended = causal_attention(
+                q[None],
+                keys,
+                values,
+                planned=planned,
+                scale=spec.attention_scale,
+                window=each.window,
+                softcap=spec.attention_softcap,
+            )
             del qkv, q, k, v, keys, values
-            add_rms_norm(x, F.linear(attended, layer.o), layer.mlp_norm, normed, eps=spec.norm_eps, pdl=False)
-            del attended
-            delta = feed_forward(normed, layer, self._most)
-            launched.update((op, "triton") for op in ("add_rms_norm", "rope_write", "add_rms_norm", "silu_mul"))
-        layer, pool = final
-        add_rms_norm(x, delta, layer.attn_norm, normed, eps=spec.norm_eps, pdl=False)
-        self._projected(normed, layer, spec.heads * spec.head_dim, pool)
+            delta, post = F.linear(attended, layer.o), layer.attn_post_norm
+            add_rms_norm(x, delta, layer.mlp_norm, normed, eps=spec.norm_eps, pdl=False, post=post)
+            del attended, delta
+            delta, post = feed_forward(normed, layer, self._most, spec), layer.mlp_post_norm
+            between = "silu_mul" if spec.experts is None else "expert_gemm"
+            launched.update((op, "triton") for op in ("add_rms_norm", "rope_write", "add_rms_norm", between))
+        add_rms_norm(x, delta, final.weights.attn_norm, normed, eps=spec.norm_eps, pdl=False, post=post)
+        self._projected(normed, final, spec.heads * spec.head_dim)
         launched.update((op, "triton") for op in ("add_rms_norm", "rope_write"))
         return launched + self._end(x)
 
@@ -163,10 +181,10 @@ class CudaPrefill:
         newest = min(len(x), self._cache.capacity) - 1
         return self._step.end(self._decoder.spec.layers - 1, self._step.covering(newest))
 
-    def _projected(self, normed: torch.Tensor, layer: LayerWeights, first: int, pool: Pool) -> torch.Tensor:
+    def _projected(self, normed: torch.Tensor, layer: CudaLayer, first: int) -> torch.Tensor:
         """Heads of `layer` from row `first` on, `[tokens, heads, head_dim]`, rotated; keys and values are cached."""
-        state = self._step.state
-        heads = F.linear(normed, *projection(layer, first)).view(len(normed), -1, self._decoder.spec.head_dim)
-        norms, eps = head_norms(layer), self._decoder.spec.norm_eps
-        rope_write(heads, state.cos, state.sin, state.table, *pool, page=self._cache.page, norms=norms, eps=eps)
+        spec, table, page = self._decoder.spec, self._step.state.table, self._cache.page
+        heads = F.linear(normed, *projection(layer.weights, first)).view(len(normed), -1, spec.head_dim)
+        norms = head_norms(layer.weights)
+        rope_write(heads, *layer.rope, table, *layer.pool, page=page, norms=norms, eps=spec.norm_eps)
         return heads

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import torch
+import triton
 
 from skote.kernels.add_rms_norm_triton import add_rms_norm
 from skote.kernels.gate_up_gemm_triton import gate_up_gemm
+from skote.kernels.head_gemm_triton import head_gemm
 from skote.kernels.head_norm_triton import head_norm
 from skote.kernels.qkv_gemm_triton import qkv_gemm
 from skote.kernels.split_gemm_triton import split_gemm
@@ -13,6 +15,7 @@ from skote.kernels.tiles import BatchTiles
 from skote.model.spec import DecoderSpec
 from skote.model.weights import DecoderWeights, LayerWeights
 from skote.runtime.paged_cache import Pool
+from skote.runtime.prompt_ops import EXPERT_ROWS, expert_feed_forward
 
 
 class GemmChain:
@@ -29,19 +32,26 @@ class GemmChain:
     def __init__(
         self, spec: DecoderSpec, weights: DecoderWeights, rows: int, *, tiles: BatchTiles, page: int, pdl: bool
     ) -> None:
+        self._spec, self._activation = spec, spec.activation
         self._eps, self._tiles, self._page, self._pdl = spec.norm_eps, tiles, page, pdl
-        dtype, device = weights.norm.dtype, weights.norm.device
+        dtype, device = weights.embed.dtype, weights.embed.device
         self.normed = torch.zeros(rows, spec.hidden, dtype=dtype, device=device)
         self.q = torch.zeros(rows, spec.heads, spec.head_dim, dtype=dtype, device=device)
         self._h = torch.zeros(rows, spec.intermediate, dtype=dtype, device=device)
         self._o = torch.zeros(tiles.o.splits, rows, spec.hidden, device=device)
         self._down = torch.zeros(tiles.down.splits, rows, spec.hidden, device=device)
+        if spec.experts is not None:  # the router's logits, as a head computes them
+            programs = triton.cdiv(spec.experts.count, tiles.head.rows)
+            self._logits = torch.zeros(rows, spec.experts.count, device=device)
+            self._best = torch.zeros(rows, programs, device=device)
+            self._first = torch.zeros(rows, programs, dtype=torch.int32, device=device)
         self._owed: torch.Tensor | None = None  # to the residual stream
+        self._post: torch.Tensor | None = None  # the norm of what is owed, where it has one
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> tuple[str, ...]:
         """`normed` from the residual stream `x` [rows, hidden], fp32, after what is owed to it has been added."""
-        add_rms_norm(x, self._owed, weight, self.normed, eps=self._eps, pdl=self._pdl)
-        self._owed = None
+        add_rms_norm(x, self._owed, weight, self.normed, eps=self._eps, pdl=self._pdl, post=self._post)
+        self._owed = self._post = None
         return ("add_rms_norm",)
 
     def qkv(
@@ -84,11 +94,19 @@ class GemmChain:
         """Add the projection of `attended` [rows, heads * head_dim] to `x`; owe it the feed-forward's."""
         tiles = self._tiles
         split_gemm(attended, weights.o, self._o, tile=tiles.o, pdl=self._pdl)
-        self._owed = self._o
+        self._owed, self._post = self._o, weights.attn_post_norm
         normed = self.norm(x, weights.mlp_norm)
-        gate_up_gemm(self.normed, weights.gate_up, self._h, tile=tiles.gate_up, pdl=self._pdl)
+        if weights.router is not None:
+            head_gemm(
+                self.normed, weights.router, self._logits, self._best, self._first, tile=tiles.head, pdl=self._pdl
+            )
+            self._owed = expert_feed_forward(self.normed, self._logits, weights, self._spec, EXPERT_ROWS)
+            return ("split_gemm", *normed, "head_gemm", "expert_gemm", "expert_gemm")
+        gate_up_gemm(
+            self.normed, weights.gate_up, self._h, tile=tiles.gate_up, pdl=self._pdl, activation=self._activation
+        )
         split_gemm(self._h, weights.down, self._down, tile=tiles.down, pdl=self._pdl)
-        self._owed = self._down
+        self._owed, self._post = self._down, weights.mlp_post_norm
         return ("split_gemm", *normed, "gate_up_gemm", "split_gemm")
 
 

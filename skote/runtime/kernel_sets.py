@@ -20,13 +20,16 @@ from skote.kernels.gate_up_gemv_triton import gate_up_gemv
 from skote.kernels.head_gemm_triton import head_gemm
 from skote.kernels.head_gemv_triton import head_gemv
 from skote.kernels.head_norm_triton import head_norm
+from skote.kernels.launch import Tile
+from skote.kernels.owed_triton import Owed
 from skote.kernels.qkv_gemv_triton import qkv_gemv
 from skote.kernels.residual_gemv_triton import residual_gemv
-from skote.kernels.tiles import StepTiles, batch_tiles, step_tiles
+from skote.kernels.tiles import StepTiles, batch_tiles, owing, step_tiles
 from skote.model.spec import DecoderSpec
-from skote.model.weights import DecoderWeights, LayerWeights
+from skote.model.weights import DecoderWeights
+from skote.runtime.cuda_layers import CudaLayer
+from skote.runtime.expert_row import ExpertRow
 from skote.runtime.gemm_chain import GemmChain, head_norms
-from skote.runtime.paged_cache import Pool
 from skote.runtime.step_state import StepState
 
 _SHORTEST = 256  # positions that the first graph covers, each further one twice as many: idle programs cost time
@@ -44,21 +47,22 @@ class StepAttention:
     """The attention of a step over up to `rows` rows, and its buffers."""
 
     def __init__(self, spec: DecoderSpec, weights: DecoderWeights, rows: int, capacity: int, cut: Attention) -> None:
-        dtype, device = weights.norm.dtype, weights.norm.device
-        splits = max(triton.cdiv(covered, cut.split(covered)) for covered in coverage(capacity))
-        self._cut, self._scale = cut, spec.attention_scale
+        dtype, device = weights.embed.dtype, weights.embed.device
+        windows = set(spec.layer_windows)
+        splits = max(cut.splits(covered, window)[1] for covered in coverage(capacity) for window in windows)
+        self._cut, self._scale, self._softcap = cut, spec.attention_scale, spec.attention_softcap
         self._out = torch.zeros(rows, spec.heads, spec.head_dim, dtype=dtype, device=device)
         self._sums = torch.zeros(rows, splits, spec.heads, spec.head_dim, device=device)
         self._stats = torch.zeros(rows, splits, 2, spec.heads, device=device)
 
-    def __call__(self, q: torch.Tensor, state: StepState, pool: Pool, positions: int, pdl: bool) -> torch.Tensor:
+    def __call__(self, q: torch.Tensor, state: StepState, layer: CudaLayer, positions: int, pdl: bool) -> torch.Tensor:
         """What the rows of `state` gather from the cache with the first of `q` [rows, heads, head_dim].
 
         All rows of the buffer, of which the others hold what they held: `[rows, heads, head_dim]`, until the next call.
         """
         flash_decode(
             q[: state.rows],
-            *pool,
+            *layer.pool,
             state.position,
             state.table,
             self._out[: state.rows],
@@ -68,6 +72,8 @@ class StepAttention:
             cut=self._cut,
             pdl=pdl,
             scale=self._scale,
+            window=layer.window,
+            softcap=self._softcap,
         )
         return self._out
 
@@ -90,53 +96,73 @@ class SingleRow:
         tiles: StepTiles | None = None,
         pdl: bool = True,
     ) -> None:
-        self._eps, self._pdl = spec.norm_eps, pdl
-        tiles = tiles or step_tiles(spec.hidden, spec.intermediate, spec.head_dim, weights.norm.dtype)
+        self._spec, self._eps, self._pdl = spec, spec.norm_eps, pdl
+        tiles = tiles or step_tiles(spec.hidden, spec.intermediate, spec.head_dim, weights.embed.dtype)
+        tiles = owing(tiles, weights.embed.dtype) if spec.post_norms else tiles
         self.attention = tiles.attention
         self._tiles = tiles
-        dtype, device = weights.norm.dtype, weights.norm.device
+        dtype, device = weights.embed.dtype, weights.embed.device
         self._q = torch.zeros(1, spec.heads, spec.head_dim, dtype=dtype, device=device)
         self._h = torch.zeros(spec.intermediate, dtype=dtype, device=device)
+        self._experts = None if spec.experts is None else ExpertRow(spec, weights, tiles, pdl=pdl)
         self._attend = StepAttention(spec, weights, self.rows, capacity, self.attention)
+        self._post: torch.Tensor | None = None  # the norm of what the last layer still owes
+        self._delta = torch.zeros(spec.hidden, device=device)  # what is owed
+        self._between = torch.zeros(spec.hidden, device=device)  # the residual stream from feed-forward to attention
         programs = triton.cdiv(spec.vocab, self._tiles.head.rows)
         self.best = torch.zeros(1, programs, device=device)
         self.first = torch.zeros(1, programs, dtype=torch.int32, device=device)
 
-    def layer(self, state: StepState, weights: LayerWeights, pool: Pool, positions: int) -> tuple[str, ...]:
+    def layer(self, state: StepState, layer: CudaLayer, positions: int) -> tuple[str, ...]:
         """One layer on `state.x`, where at most the first `positions` positions are in use."""
-        tiles, x = self._tiles, state.x[0]
+        weights, x, post = layer.weights, state.x[0], self._post
         qkv_gemv(
-            x,
+            x if post is None else self._between,
             weights.attn_norm,
             weights.qkv,
-            state.cos,
-            state.sin,
+            *layer.rope,
             state.position,
             state.table,
             self._q[0],
-            *pool,
+            *layer.pool,
             eps=self._eps,
             page=self.attention.page,
-            tile=tiles.qkv,
+            tile=self._tiles.qkv,
             pdl=self._pdl,
             bias=weights.qkv_bias,
             rotate=weights.q_norm is None,
+            owed=self._owed(post, x),
         )
         normed: tuple[str, ...] = ()
         if (norms := head_norms(weights)) is not None:
-            place = state.cos, state.sin, state.position, state.table
-            head_norm(self._q, pool[0], *norms, *place, eps=self._eps, page=self.attention.page, pdl=self._pdl)
+            place = *layer.rope, state.position, state.table
+            head_norm(self._q, layer.pool[0], *norms, *place, eps=self._eps, page=self.attention.page, pdl=self._pdl)
             normed = ("head_norm",)
-        attended = self._attend(self._q, state, pool, positions, self._pdl)
-        residual_gemv(x, attended[0], weights.o, tile=tiles.o, pdl=self._pdl)
-        gate_up_gemv(x, weights.mlp_norm, weights.gate_up, self._h, eps=self._eps, tile=tiles.gate_up, pdl=self._pdl)
-        residual_gemv(x, self._h, weights.down, tile=tiles.down, pdl=self._pdl)
-        return "qkv_gemv", *normed, "flash_decode", "residual_gemv", "gate_up_gemv", "residual_gemv"
+        attended = self._attend(self._q, state, layer, positions, self._pdl)
+        self._project(x, attended[0], weights.o, self._tiles.o, weights.attn_post_norm)
+        before = "qkv_gemv", *normed, "flash_decode", "residual_gemv"
+        if self._experts is not None:
+            return *before, *self._experts(x, weights)
+        gate_up_gemv(
+            x,
+            weights.mlp_norm,
+            weights.gate_up,
+            self._h,
+            eps=self._eps,
+            tile=self._tiles.gate_up,
+            pdl=self._pdl,
+            activation=self._spec.activation,
+            owed=self._owed(weights.attn_post_norm, self._between),
+        )
+        self._project(x, self._h, weights.down, self._tiles.down, weights.mlp_post_norm)
+        self._post = weights.mlp_post_norm
+        return *before, "gate_up_gemv", "residual_gemv"
 
     def head(self, state: StepState, weights: DecoderWeights) -> tuple[str, ...]:
         """Final norm and logits."""
+        x, post, self._post = state.x[0], self._post, None
         head_gemv(
-            state.x[0],
+            x if post is None else self._between,
             weights.norm,
             weights.lm_head,
             state.logits[0],
@@ -145,8 +171,19 @@ class SingleRow:
             eps=self._eps,
             tile=self._tiles.head,
             pdl=self._pdl,
+            softcap=self._spec.logits_softcap,
+            owed=self._owed(post, x),
         )
         return ("head_gemv",)
+
+    def _project(
+        self, x: torch.Tensor, h: torch.Tensor, weight: torch.Tensor, tile: Tile, post: torch.Tensor | None
+    ) -> None:
+        """Add `weight` times `h` to `x`; where it has a norm `post`, owe it."""
+        residual_gemv(x if post is None else self._delta, h, weight, tile=tile, pdl=self._pdl, add=post is None)
+
+    def _owed(self, post: torch.Tensor | None, kept: torch.Tensor) -> Owed | None:
+        return None if post is None else Owed(self._delta, post, kept)
 
 
 class MultiRow:
@@ -161,23 +198,20 @@ class MultiRow:
         self, spec: DecoderSpec, weights: DecoderWeights, rows: int, *, attend: StepAttention, pdl: bool = True
     ) -> None:
         self.rows = rows
-        self._pdl = pdl
-        self._tiles = batch_tiles(spec.hidden, spec.intermediate, spec.head_dim, weights.norm.itemsize, rows)
+        self._pdl, self._softcap = pdl, spec.logits_softcap
+        self._tiles = batch_tiles(spec.hidden, spec.intermediate, spec.head_dim, weights.embed.itemsize, rows)
         self._attend = attend
         page = self._tiles.attention.page
         self._chain = GemmChain(spec, weights, rows, tiles=self._tiles, page=page, pdl=pdl)
         programs = triton.cdiv(spec.vocab, self._tiles.head.rows)
-        self.best = torch.zeros(rows, programs, device=weights.norm.device)
-        self.first = torch.zeros(rows, programs, dtype=torch.int32, device=weights.norm.device)
+        self.best = torch.zeros(rows, programs, device=weights.embed.device)
+        self.first = torch.zeros(rows, programs, dtype=torch.int32, device=weights.embed.device)
 
-    def layer(
-        self, tile: StepState, live: StepState, weights: LayerWeights, pool: Pool, positions: int
-    ) -> tuple[str, ...]:
+    def layer(self, tile: StepState, live: StepState, layer: CudaLayer, positions: int) -> tuple[str, ...]:
         """One layer on the rows of `tile`, of which `live` has the first: beyond them all are idle."""
-        rope = tile.cos, tile.sin
-        before = self._chain.qkv(tile.x, weights, rope, tile.position, tile.table, pool)
-        attended = self._attend(self._chain.q, live, pool, positions, self._pdl)[: self.rows]
-        return (*before, "flash_decode", *self._chain.mlp(tile.x, attended.flatten(1), weights))
+        before = self._chain.qkv(tile.x, layer.weights, layer.rope, tile.position, tile.table, layer.pool)
+        attended = self._attend(self._chain.q, live, layer, positions, self._pdl)[: self.rows]
+        return (*before, "flash_decode", *self._chain.mlp(tile.x, attended.flatten(1), layer.weights))
 
     def head(self, tile: StepState, weights: DecoderWeights) -> tuple[str, ...]:
         """Final norm and logits, and in `best` and `first` the first stage of the greedy choice."""
@@ -190,5 +224,6 @@ class MultiRow:
             self.first,
             tile=self._tiles.head,
             pdl=self._pdl,
+            softcap=self._softcap,
         )
         return (*normed, "head_gemm")

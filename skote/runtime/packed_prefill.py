@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -20,10 +21,10 @@ import torch.nn.functional as F
 from skote.kernels.add_rms_norm_triton import add_rms_norm
 from skote.kernels.rope_write_triton import rope_write
 from skote.model.decoder import Decoder
-from skote.model.weights import LayerWeights
 from skote.runtime.batch_step import BatchStep
+from skote.runtime.cuda_layers import CudaLayer
 from skote.runtime.gemm_chain import head_norms, projection
-from skote.runtime.paged_cache import PagedCache, Pool
+from skote.runtime.paged_cache import PagedCache
 from skote.runtime.prompt_ops import causal_attention, feed_forward, feed_forward_rows
 from skote.runtime.scheduler import Piece, Seat, sizes_for
 from skote.runtime.step_state import pinned
@@ -121,22 +122,25 @@ class PackedPrefill:
         """Launch all layers but the last one's end; `going_on`: the pages of each piece that is not a first one."""
         decoder, state, x = self._decoder, self.ends.state, self._x
         spec, weights = decoder.spec, decoder.weights
-        rope = state.cos[self._places], state.sin[self._places]
         launched: Launched = Counter()
-        x.copy_(weights.embed[self._ids])
+        x.copy_(state.embedded(self._ids))
         normed = torch.empty_like(x, dtype=weights.embed.dtype)
         delta: torch.Tensor | None = None
-        *earlier, final = zip(weights.layers, self._cache.layers, strict=True)
-        for layer, pool in earlier:
-            add_rms_norm(x, delta, layer.attn_norm, normed, eps=spec.norm_eps, pdl=False)
-            qkv = self._projected(normed, layer, 0, rope, pool)
-            attended = self._attended(qkv, pool, going_on)
-            add_rms_norm(x, F.linear(attended, layer.o), layer.mlp_norm, normed, eps=spec.norm_eps, pdl=False)
-            delta = feed_forward(normed, layer, self._most)
-            launched.update((op, "triton") for op in ("add_rms_norm", "rope_write", "add_rms_norm", "silu_mul"))
-        layer, pool = final
-        add_rms_norm(x, delta, layer.attn_norm, normed, eps=spec.norm_eps, pdl=False)
-        self._projected(normed, layer, spec.heads * spec.head_dim, rope, pool)
+        post: torch.Tensor | None = None
+        tables = {id(cos): (cos[self._places], sin[self._places]) for cos, sin in state.ropes}
+        *earlier, final = self.ends.layers
+        for each in earlier:
+            layer, rope = each.weights, tables[id(each.rope[0])]
+            add_rms_norm(x, delta, layer.attn_norm, normed, eps=spec.norm_eps, pdl=False, post=post)
+            qkv = self._projected(normed, each, 0, rope)
+            attended = self._attended(qkv, each, going_on)
+            delta, post = F.linear(attended, layer.o), layer.attn_post_norm
+            add_rms_norm(x, delta, layer.mlp_norm, normed, eps=spec.norm_eps, pdl=False, post=post)
+            delta, post = feed_forward(normed, layer, self._most, spec), layer.mlp_post_norm
+            between = "silu_mul" if spec.experts is None else "expert_gemm"
+            launched.update((op, "triton") for op in ("add_rms_norm", "rope_write", "add_rms_norm", between))
+        add_rms_norm(x, delta, final.weights.attn_norm, normed, eps=spec.norm_eps, pdl=False, post=post)
+        self._projected(normed, final, spec.heads * spec.head_dim, tables[id(final.rope[0])])
         launched.update((op, "triton") for op in ("add_rms_norm", "rope_write"))
         return launched
 
@@ -148,30 +152,34 @@ class PackedPrefill:
     def _projected(
         self,
         normed: torch.Tensor,
-        layer: LayerWeights,
+        layer: CudaLayer,
         first: int,
         rope: tuple[torch.Tensor, torch.Tensor],
-        pool: Pool,
     ) -> torch.Tensor:
         """The heads of `layer` from row `first` on, `[tokens, heads, head_dim]`, rotated; keys and values are cached.
 
         To the kernel the pack is one prompt, in the pack's pages, whose positions have the angles of their own prompts.
         """
-        heads = F.linear(normed, *projection(layer, first)).view(len(normed), -1, self._decoder.spec.head_dim)
-        norms, eps = head_norms(layer), self._decoder.spec.norm_eps
-        rope_write(heads, *rope, self._pages, *pool, page=self._cache.page, norms=norms, eps=eps)
+        weights, spec = layer.weights, self._decoder.spec
+        heads = F.linear(normed, *projection(weights, first)).view(len(normed), -1, spec.head_dim)
+        norms, eps = head_norms(weights), spec.norm_eps
+        rope_write(heads, *rope, self._pages, *layer.pool, page=self._cache.page, norms=norms, eps=eps)
         return heads
 
-    def _attended(self, qkv: torch.Tensor, pool: Pool, going_on: Sequence[tuple[int, torch.Tensor]]) -> torch.Tensor:
+    def _attended(
+        self, qkv: torch.Tensor, layer: CudaLayer, going_on: Sequence[tuple[int, torch.Tensor]]
+    ) -> torch.Tensor:
         """Each piece's attention, `[tokens, heads * head_dim]`."""
         spec, page = self._decoder.spec, self._cache.page
         by_piece = qkv.view(self._pieces, page, -1, spec.head_dim)
         q, k, v = torch.split(by_piece, [spec.heads, spec.kv_heads, spec.kv_heads], dim=2)
-        scale = spec.attention_scale
-        attended = causal_attention(q, k.transpose(1, 2), v.transpose(1, 2), planned=True, scale=scale)
+        attend = partial(
+            causal_attention, scale=spec.attention_scale, window=layer.window, softcap=spec.attention_softcap
+        )
+        attended = attend(q, k.transpose(1, 2), v.transpose(1, 2), planned=True)
         for index, pages in going_on:
-            keys, values = (self._cache.gathered(each, pages)[None] for each in pool)
-            piece = causal_attention(q[index : index + 1], keys, values, planned=False, scale=scale)
+            keys, values = (self._cache.gathered(each, pages)[None] for each in layer.pool)
+            piece = attend(q[index : index + 1], keys, values, planned=False)
             attended[index * page : (index + 1) * page] = piece
         return attended
 

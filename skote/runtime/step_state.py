@@ -23,7 +23,7 @@ class StepState:
         x: fp32 `[rows, hidden]`, the embedding of the token at `position`, and the residual stream within a step.
         logits: fp32 `[rows, vocab]`, of the last step.
         table: int32 `[rows, pages]`, where each row's positions lie in the cache.
-        cos, sin: fp32 `[positions, head_dim]`.
+        ropes: of each layer, cos and sin: fp32 `[positions, head_dim]`.
         history: int32 `[rows, positions + 1]`: each position's token, as the device writes it; in pinned memory of the
             host, or where `on_host` is false on the device.
         temperature, top_p: fp32 `[rows]`; top_k, seed: int64 `[rows]`. Temperature 0 is greedy.
@@ -31,18 +31,21 @@ class StepState:
 
     def __init__(self, decoder: Decoder, cache: PagedCache, rows: int, *, on_host: bool = True) -> None:
         spec, device = decoder.spec, decoder.device
-        self._embed = decoder.weights.embed
+        self._embed, self._scale = decoder.weights.embed, spec.embedding_scale
         self.rows = rows
         self.position = torch.full((rows,), -1, dtype=torch.int32, device=device)
         self.x = torch.zeros(rows, spec.hidden, device=device)
         self.logits = torch.zeros(rows, spec.vocab, device=device)
         self.table = torch.zeros(rows, cache.pages_per_row, dtype=torch.int32, device=device)
         # Padding of a prefilled piece lies beyond the capacity: rotated by nothing, it is never attended to.
+        places = torch.arange(cache.capacity, device=device)[None]
         beyond = (0, 0, 0, cache.span - cache.capacity)
-        self.cos, self.sin = (
-            torch.nn.functional.pad(table[0, 0], beyond)
-            for table in decoder.rope(torch.arange(cache.capacity, device=device)[None])
-        )
+        tables = dict(zip(spec.layer_ropes, decoder.rotations(places), strict=True))
+        padded = {
+            rope: (torch.nn.functional.pad(cos[0, 0], beyond), torch.nn.functional.pad(sin[0, 0], beyond))
+            for rope, (cos, sin) in tables.items()
+        }
+        self.ropes = [padded[rope] for rope in spec.layer_ropes]
         self.history = torch.zeros(
             rows, cache.span + 1, dtype=torch.int32, device="cpu" if on_host else device, pin_memory=on_host
         )
@@ -54,7 +57,12 @@ class StepState:
     def feed(self, row: int, token: int, position: int) -> None:
         """Let the row's next step start from `token` at `position`."""
         self.position[row].fill_(position)
-        self.x[row].copy_(self._embed[token])
+        self.x[row].copy_(self._embed[token]).mul_(self._scale)
+
+    def embedded(self, ids: torch.Tensor) -> torch.Tensor:
+        """The residual stream before the first layer, of the tokens `ids` [n]: fp32 `[n, hidden]`."""
+        x = self._embed[ids].float()
+        return x if self._scale == 1.0 else x * self._scale
 
     def choose_by(self, samplings: Sequence[Sampling]) -> None:
         """Choose the tokens of the first rows as `samplings` say, one a row, from their next step on."""

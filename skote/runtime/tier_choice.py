@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from skote.model.folding import FOLDED, foldable
 from skote.model.spec import DecoderSpec
 
-KERNEL_SWITCHES = frozenset({"qkv_bias", "qk_norm", "attention_scale"})
-"""The switches of a `DecoderSpec` that the kernels on CUDA compute, in both sets and in all prefills; of the norms of q
-and k those with one weight for all heads."""
+KERNEL_SWITCHES = FOLDED | {
+    "qkv_bias",
+    "qk_norm",
+    "attention_scale",
+    "attention_softcap",
+    "logits_softcap",
+    "windows",
+    "ropes",
+    "post_norms",
+    "embedding_scale",
+    "activation",
+    "experts",
+}
+"""The switches of a `DecoderSpec` that the kernels on CUDA compute, in both sets and in all prefills, and those that
+folding takes away; of the norms of q and k those with one weight for all heads."""
 _BY_LENGTH = ("dynamic", "longrope")
 
 
@@ -22,9 +35,6 @@ def tier_1_refusal(spec: DecoderSpec, positions: int, *, captured: bool) -> str 
     if not captured:
         return None
     missing = missing_switches(spec)
-    if missing == ["windows"]:
-        shortest = min(window for window in spec.windows if window is not None)
-        return f"the CUDA kernels do not compute its windows; engine.max_model_len={shortest} does without them"
     if missing:
         return f"the CUDA kernels do not compute {' and '.join(missing)} of its spec"
     from skote.runtime.cuda_closure import CudaClosure
@@ -35,4 +45,6 @@ def tier_1_refusal(spec: DecoderSpec, positions: int, *, captured: bool) -> str 
 def missing_switches(spec: DecoderSpec) -> list[str]:
     """The switches of `spec` that the kernels on CUDA do not compute."""
     known = KERNEL_SWITCHES if spec.qk_norm in (None, "head") else KERNEL_SWITCHES - {"qk_norm"}
+    known = known if foldable(spec) else known - FOLDED
+    known = known - {"experts"} if spec.post_norms else known
     return [switch for switch in spec.switches() if switch not in known]

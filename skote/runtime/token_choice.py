@@ -38,7 +38,7 @@ class TokenChoice:
 
     def __init__(self, decoder: Decoder, rows: int) -> None:
         programs = -(-decoder.spec.vocab // BLOCK)
-        self._embed = decoder.weights.embed
+        self._embed, self._scale = decoder.weights.embed, decoder.spec.embedding_scale
         self._best = torch.zeros(rows, programs, device=decoder.device)
         self._first = torch.zeros(rows, programs, dtype=torch.int32, device=decoder.device)
         self._no_cutoff = torch.full((rows,), -torch.inf, device=decoder.device)
@@ -56,6 +56,6 @@ class TokenChoice:
             best, first = self._best[:rows], self._first[:rows]
             gumbel_best(state.logits, kept, state.temperature, state.seed, state.position, best, first, pdl=True)
             launched["gumbel_best", "triton"] += 1
-        greedy_token(best, first, state.position, state.history, self._embed, state.x, pdl=True)
+        greedy_token(best, first, state.position, state.history, self._embed, state.x, pdl=True, scale=self._scale)
         launched["greedy_token", "triton"] += 1
         return launched

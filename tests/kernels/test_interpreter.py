@@ -15,6 +15,8 @@ FILES = (
     "test_batch_triton.py",
     "test_gumbel_best_triton.py",
     "test_prefill_triton.py",
+    "test_switches_triton.py",
+    "test_expert_triton.py",
     "test_odd_sizes_triton.py",
 )
 

@@ -16,7 +16,7 @@ import pytest
 
 CONSTANT = {
     f"{name}_ptr"
-    for name in ("weight", "bias", "norm", "q_norm", "k_norm", "cos", "sin", "position", "positions", "table")
+    for name in ("weight", "bias", "norm", "q_norm", "k_norm", "post", "cos", "sin", "position", "positions", "table")
 }  # within a step, in every kernel that does not itself write it
 CACHE = {"k_ptr", "v_ptr"}
 OLDER = "(places < position)[:, None]"  # the mask of the cache's slots that no kernel of the step writes

@@ -16,13 +16,15 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 pytest.importorskip("triton")
 
 import skote.kernels
+from skote.kernels.expert_gemm_triton import Groups
 from skote.kernels.flash_decode_triton import Attention
 from skote.kernels.launch import GemmTile, Tile
+from skote.kernels.owed_triton import Owed
 from skote.kernels.read_sum_triton import BLOCK
 
 FP32, BF16, INT32, INT64 = torch.float32, torch.bfloat16, torch.int32, torch.int64
@@ -47,17 +49,34 @@ class Case(NamedTuple):
     tensors: dict[str, Given]
     options: dict[str, Any]
     free: dict[tuple[str, int], set[int]] = {}  # noqa: RUF012 - nobody writes to it
+    together: tuple[str, Callable[..., Any], tuple[str, ...]] | None = None
+    """The argument that is made of some of the tensors, and how."""
 
     @property
     def module(self) -> str:
         """Where the launcher is defined."""
-        return f"skote.kernels.{self.launcher.removesuffix('_triton')}_triton"
+        name = {"expert_up_gemv": "expert_gemv", "expert_down_gemv": "expert_gemv"}.get(self.launcher, self.launcher)
+        return f"skote.kernels.{name.removesuffix('_triton')}_triton"
 
 
 def rows_of_pages(*rows: int) -> dict[str, Given]:
     return {"table": (INT32, (*rows, PAGES))}
 
 
+def of_rows(*tensors: torch.Tensor) -> Groups:
+    return Groups(*tensors, rows=16)
+
+
+def pair(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tensors
+
+
+OWED: dict[str, Given] = {"owed": (FP32, (HIDDEN,)), "post_norm": (BF16, (HIDDEN,)), "kept": (FP32, (HIDDEN,))}
+EXPERTS, CHOSEN, TOKENS, BLOCKS = 7, 2, 5, 7
+ROUTED: dict[str, Given] = {"chosen": (INT32, (CHOSEN,)), "share": (FP32, (CHOSEN,))}
+GROUPS: dict[str, Given] = {
+    "order": (INT32, (TOKENS * CHOSEN,)), **dict.fromkeys(("expert", "first", "end"), (INT32, (BLOCKS,))),
+}  # fmt: skip
 LONGER_TABLE = {("table", 1): {PAGES + 1}}
 CASES = {
     "rms_norm": Case("rms_norm_triton", {"x": (BF16, (3, HIDDEN)), "weight": (BF16, (HIDDEN,))}, {"eps": 1e-5},
@@ -65,13 +84,15 @@ CASES = {
     **{
         f"add_rms_norm {name}": Case(
             "add_rms_norm",
-            {"x": (FP32, (3, HIDDEN)), "delta": delta, "norm": (BF16, (HIDDEN,)), "out": (BF16, (3, HIDDEN))},
+            {"x": (FP32, (3, HIDDEN)), "delta": delta, "norm": (BF16, (HIDDEN,)), "out": (BF16, (3, HIDDEN)),
+             "post": (BF16, (HIDDEN,))},
             {"eps": 1e-5, "pdl": True},
             {("delta", 0): {1, 3}} if len(delta[1]) == 3 else {},
         )
         for name, delta in {"of one": (BF16, (3, HIDDEN)), "of parts": (FP32, (2, 3, HIDDEN))}.items()
     },
-    "silu_mul": Case("silu_mul_triton", {"gate_up": (BF16, (3, 2 * INTERMEDIATE))}, {}, {("gate_up", 0): {2, 4}}),
+    "silu_mul": Case("silu_mul_triton", {"gate_up": (BF16, (3, 2 * INTERMEDIATE))}, {"activation": "relu2"},
+                     {("gate_up", 0): {2, 4}}),
     "read_sum": Case("read_sum", {"x": (BF16, (2, BLOCK)), "out": (FP32, (2,))}, {}),
     **{
         f"rope_write {name}": Case(
@@ -79,6 +100,7 @@ CASES = {
             {"qkv": (BF16, (5, HEADS + 2 * KV_HEADS, HEAD_DIM)), **ROPE, **rows_of_pages(), **CACHE, **norms},
             {"page": PAGE, "eps": 1e-5},
             {("table", 0): {4}, ("qkv", 0): {4, 6}, ("qkv", 1): {9, 11}},
+            ("norms", pair, tuple(norms)) if norms else None,
         )
         for name, norms in {
             "alone": {}, "with norms": dict.fromkeys(("q_norm", "k_norm"), (BF16, (HEAD_DIM,))),
@@ -88,9 +110,10 @@ CASES = {
         "qkv_gemv",
         {"x": (FP32, (HIDDEN,)), "norm": (BF16, (HIDDEN,)), "weight": (BF16, (QKV, HIDDEN)), **ROPE,
          "position": (INT32, (1,)), **rows_of_pages(1), "q": (BF16, (HEADS, HEAD_DIM)), **CACHE,
-         "bias": (BF16, (QKV,))},
+         "bias": (BF16, (QKV,)), **OWED},
         {"eps": 1e-5, "page": PAGE, "tile": GEMV, "pdl": True},
         LONGER_TABLE,
+        ("owed", Owed, tuple(OWED)),
     ),
     "residual_gemv": Case(
         "residual_gemv",
@@ -100,14 +123,50 @@ CASES = {
     "gate_up_gemv": Case(
         "gate_up_gemv",
         {"x": (FP32, (HIDDEN,)), "norm": (BF16, (HIDDEN,)), "weight": (BF16, (2 * INTERMEDIATE, HIDDEN)),
-         "h": (BF16, (INTERMEDIATE,))},
-        {"eps": 1e-5, "tile": GEMV, "pdl": True},
+         "h": (BF16, (INTERMEDIATE,)), **OWED},
+        {"eps": 1e-5, "tile": GEMV, "pdl": True, "activation": "gelu"},
+        {},
+        ("owed", Owed, tuple(OWED)),
     ),
     "head_gemv": Case(
         "head_gemv",
         {"x": (FP32, (HIDDEN,)), "norm": (BF16, (HIDDEN,)), "weight": (BF16, (VOCAB, HIDDEN)),
-         "logits": (FP32, (VOCAB,)), "best": (FP32, (VOCAB // 2,)), "first": (INT32, (VOCAB // 2,))},
-        {"eps": 1e-5, "tile": GEMV, "pdl": True},
+         "logits": (FP32, (VOCAB,)), "best": (FP32, (VOCAB // 2,)), "first": (INT32, (VOCAB // 2,)), **OWED},
+        {"eps": 1e-5, "tile": GEMV, "pdl": True, "softcap": 30.0},
+        {},
+        ("owed", Owed, tuple(OWED)),
+    ),
+    "expert_up_gemv": Case(
+        "expert_up_gemv",
+        {"x": (FP32, (HIDDEN,)), "norm": (BF16, (HIDDEN,)), "weight": (BF16, (EXPERTS, 2 * INTERMEDIATE, HIDDEN)),
+         "logits": (FP32, (EXPERTS,)), "h": (BF16, (CHOSEN, INTERMEDIATE)), **ROUTED},
+        {"eps": 1e-5, "normalised": True, "tile": GEMV, "pdl": True},
+    ),
+    "expert_down_gemv": Case(
+        "expert_down_gemv",
+        {"x": (FP32, (HIDDEN,)), "h": (BF16, (CHOSEN, INTERMEDIATE)), "weight": (BF16, (EXPERTS, HIDDEN, INTERMEDIATE)),
+         **ROUTED},
+        {"pdl": True},
+        {("weight", 0): {EXPERTS - 1, EXPERTS + 1}},
+    ),
+    **{
+        f"expert_gemm {name}": Case(
+            "expert_gemm",
+            {"x": (BF16, (TOKENS, HIDDEN)), "weight": (BF16, (EXPERTS, INTERMEDIATE, HIDDEN)), **GROUPS},
+            {"out_dtype": BF16, "activation": activation},
+            {("weight", 0): {EXPERTS - 1, EXPERTS + 1}, **free},
+            ("groups", of_rows, tuple(GROUPS)),
+        )
+        for name, activation, free in (
+            ("of gates", "silu", {}), ("alone", None, {("weight", 1): {INTERMEDIATE - 1, INTERMEDIATE + 1}}),
+        )
+    },
+    "flash_prefill": Case(
+        "flash_prefill",
+        {"q": (BF16, (3, TOKENS, HEADS, HEAD_DIM)),
+         **dict.fromkeys(("k", "v"), (BF16, (3, KV_HEADS, 2 * TOKENS, HEAD_DIM)))},
+        {"window": 4, "softcap": 50.0},
+        {("q", 1): {TOKENS - 1, TOKENS + 1}},
     ),
     **{
         f"qkv_gemm {name}": Case(
@@ -150,7 +209,7 @@ CASES = {
             {"q": (BF16, (ROWS, HEADS, HEAD_DIM)), **CACHE, "position": (INT32, (ROWS,)), **rows_of_pages(ROWS),
              "out": (BF16, (ROWS, HEADS, HEAD_DIM)), "sums": (FP32, (ROWS, splits, HEADS, HEAD_DIM)),
              "stats": (FP32, (ROWS, splits, 2, HEADS))},
-            {"positions": positions, "cut": CUT, "pdl": True},
+            {"positions": positions, "cut": CUT, "pdl": True, "softcap": 50.0},
             {("table", 1): {4} if positions == 48 else {2, 4},
              **{("sums", dim): {size + 1} for dim, size in enumerate((ROWS, splits, HEADS, HEAD_DIM))},
              **{("stats", dim): {size + 1} for dim, size in enumerate((ROWS, splits, 2, HEADS))}},
@@ -198,6 +257,7 @@ class Launches:
 @pytest.fixture(autouse=True)
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(FakeTensor, "data_ptr", FakeTensor.__hash__)  # they lie nowhere
     with FakeTensorMode():
         yield
 
@@ -218,8 +278,9 @@ def tensors_of(case: Case) -> dict[str, torch.Tensor]:
 
 def launch(case: Case, **replaced: torch.Tensor) -> None:
     given = tensors_of(case) | replaced
-    if case.launcher == "rope_write" and "q_norm" in given:
-        given["norms"] = given.pop("q_norm"), given.pop("k_norm")  # type: ignore[assignment]
+    if case.together is not None:
+        argument, make, parts = case.together
+        given[argument] = make(*(given.pop(part) for part in parts))
     getattr(importlib.import_module(case.module), case.launcher)(**given, **case.options)
 
 
@@ -236,7 +297,9 @@ def refused(case: Case, kind: type[Exception], **replaced: torch.Tensor) -> str:
 
 def test_there_is_a_case_for_every_launcher() -> None:
     files = {path.stem for path in Path(skote.kernels.__path__[0]).glob("*_triton.py")}
-    without = {"flash_split_triton", "row_dot_triton", "rows_dot_triton"}  # parts of others' kernels
+    without = {  # parts of others' kernels
+        "activation_triton", "flash_split_triton", "owed_triton", "row_dot_triton", "rows_dot_triton",
+    }  # fmt: skip
     assert {case.module.rpartition(".")[2] for case in CASES.values()} == files - without
 
 
@@ -258,6 +321,19 @@ def test_numbers_that_no_tensor_shows_are_refused(launches: Launches) -> None:
     assert "7 query heads cannot share 2 kv heads" in refused(case, ValueError, q=seven, out=seven)
     for name, tile in {"residual_gemv": Tile(3, 1), "gate_up_gemv": Tile(4, 1, 5), "qkv_gemv": Tile(6, 1)}.items():
         assert "are not a multiple of the tile's" in refused(at(CASES[name], tile=tile), ValueError)
+    for name in ("silu_mul", "gate_up_gemv", "gate_up_gemm", "expert_up_gemv", "expert_gemm of gates"):
+        sentence = "the activation is 'selu'; the kernel computes silu, gelu, gelu_tanh, relu, relu2."
+        assert sentence in refused(at(CASES[name], activation="selu"), ValueError)
+    for name in ("head_gemv", "head_gemm", "flash_decode of 16", "flash_prefill"):
+        for cap in (0.0, -1.0, math.inf, math.nan):
+            assert f"the soft cap is {cap}; it must be" in refused(at(CASES[name], softcap=cap), ValueError)
+    for name in ("flash_decode of 16", "flash_prefill"):
+        assert "a window of 0 positions" in refused(at(CASES[name], window=0), ValueError)
+    three = torch.empty(3, TOKENS, 3, HEAD_DIM, dtype=BF16, device="cuda:0")
+    assert "3 query heads cannot share 2 kv heads" in refused(CASES["flash_prefill"], ValueError, q=three)
+    many = torch.empty(3, 2 * TOKENS + 1, HEADS, HEAD_DIM, dtype=BF16, device="cuda:0")
+    assert "11 tokens have 10 keys" in refused(CASES["flash_prefill"], ValueError, q=many)
+    assert "out is torch.int32" in refused(at(CASES["expert_gemm alone"], out_dtype=INT32), TypeError)
     for name in ("qkv_gemm of rows", "gate_up_gemm", "head_gemm"):
         tile = GEMM._replace(splits=2)
         assert "the tile splits the columns" in refused(at(CASES[name], tile=tile), ValueError)
@@ -294,6 +370,23 @@ def test_a_history_elsewhere_is_refused(launches: Launches) -> None:
     assert launches.count == 0
 
 
+def test_a_sum_is_not_kept_where_others_still_read(launches: Launches) -> None:
+    for name in ("qkv_gemv", "gate_up_gemv", "head_gemv"):
+        x = torch.empty(HIDDEN, device="cuda:0")
+        assert "kept is x, which other programs still read" in refused(CASES[name], ValueError, x=x, kept=x)
+    assert launches.count == 0
+
+
+def test_more_experts_than_a_program_can_choose_from_are_refused(launches: Launches) -> None:
+    case = CASES["expert_up_gemv"]
+    for experts, count in ((EXPERTS, EXPERTS + 1), (40, 17), (1025, 2), (EXPERTS, 0)):
+        sizes = {"weight": (experts, 2 * INTERMEDIATE, HIDDEN), "logits": (experts,), "h": (count, INTERMEDIATE),
+                 "chosen": (count,), "share": (count,)}  # fmt: skip
+        given = {name: torch.empty(size, dtype=case.tensors[name][0], device="cuda:0") for name, size in sizes.items()}
+        assert f"{count} of {experts} experts; the kernel takes" in refused(case, ValueError, **given)
+    assert launches.count == 0
+
+
 @EVERY
 def test_a_strided_tensor_is_refused(name: str, launches: Launches) -> None:
     case = CASES[name]
@@ -324,6 +417,7 @@ def test_a_tensor_of_another_dtype_is_refused(name: str, launches: Launches) -> 
     [
         ("residual_gemv", "h"), ("qkv_gemv", "bias"), ("qkv_gemm of rows", "normed"), ("qkv_gemm of rows", "bias"),
         ("split_gemm", "h"), ("gate_up_gemm", "normed"), ("head_gemm", "normed"), ("flash_decode of 16", "v"),
+        ("expert_down_gemv", "h"), ("expert_gemm alone", "x"),
     ],
 )  # fmt: skip
 def test_what_is_multiplied_together_is_of_one_dtype(name: str, tensor: str) -> None:

@@ -25,7 +25,10 @@ from triton.compiler import ASTSource  # noqa: E402
 
 from skote.kernels import (  # noqa: E402
     add_rms_norm_triton,
+    expert_gemm_triton,
+    expert_gemv_triton,
     flash_decode_triton,
+    flash_prefill_triton,
     flash_split_triton,
     gate_up_gemm_triton,
     gate_up_gemv_triton,
@@ -43,10 +46,13 @@ from skote.kernels import (  # noqa: E402
     silu_mul_triton,
     split_gemm_triton,
 )
+from skote.kernels.expert_gemm_triton import gemm_tile  # noqa: E402
+from skote.kernels.expert_gemv_triton import down_tile, up_tile  # noqa: E402
 from skote.kernels.flash_decode_triton import STREAM_ROWS, Attention, fold_shape  # noqa: E402
+from skote.kernels.flash_prefill_triton import prefill_tile  # noqa: E402
 from skote.kernels.launch import GemmTile, Tile, padded  # noqa: E402
 from skote.kernels.rms_norm_triton import launch_shape  # noqa: E402
-from skote.kernels.tiles import batch_tiles, step_tiles  # noqa: E402
+from skote.kernels.tiles import batch_tiles, owing, step_tiles  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(triton.knobs.runtime.interpret, reason="the interpreter compiles nothing"),
@@ -54,14 +60,17 @@ pytestmark = [
 ]
 
 FP32 = ("x", "cos", "sin", "sums", "stats", "logits", "best", "cutoff", "temperature", "partials", "delta")
-INT32 = ("position", "positions", "table", "first", "history")
+FP32 += ("owed", "post", "kept", "share")  # a norm of 1 + w is fp32 as well
+INT32 = ("position", "positions", "table", "first", "history", "chosen", "order", "expert", "end")
 FIXED = {
     f"{name}_ptr": kind for kind, names in {"fp32": FP32, "i32": INT32, "i64": ("seed",)}.items() for name in names
 }
 DIVISIBLE = {"head_stride", "vocab", "outputs", "intermediate", "hidden", "start", "capacity"}
 """By 16, as Triton finds out at the launch."""
+STRIDES = {f"{name}_{axis}" for name in "qkv" for axis in ("piece", "token", "head")}
+"""Likewise."""
 SCALARS = {"eps": "fp32", "scale": "fp32"} | dict.fromkeys(
-    (*DIVISIBLE, "table_stride", "programs", "pages", "places", "room"), "i32"
+    (*DIVISIBLE, *STRIDES, "table_stride", "programs", "pages", "places", "room", "tokens", "keys"), "i32"
 )
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 HEADS = {"HEADS": 32, "GROUP": 4}
@@ -71,7 +80,7 @@ WAIT = "gdc_wait()"
 class Build(NamedTuple):
     """How a kernel is compiled: its module and name, warps, constants, and the dtype of what has no fixed one.
 
-    `own` are the dtypes of this kernel alone, by argument.
+    `own` are the dtypes of this kernel alone, by argument; `given` are the pointers that need not be there and are.
     """
 
     module: ModuleType
@@ -80,11 +89,12 @@ class Build(NamedTuple):
     constants: dict[str, Any]
     dtype: str = "bf16"
     own: Mapping[str, str] = MappingProxyType({})
+    given: tuple[str, ...] = ()
 
     def key(self) -> str:
         """The same for what compiles alike."""
         constants = " ".join(f"{name}={value}" for name, value in self.constants.items())
-        return f"{self.name} {self.dtype} warps={self.warps} {constants}"
+        return " ".join((self.name, self.dtype, f"warps={self.warps}", constants, *self.given))
 
 
 class Shape(NamedTuple):
@@ -124,10 +134,11 @@ def gemms(shape: Shape, rows: int, *, bias: bool = False, rotate: bool = True) -
     ]
 
 
-def gemvs(shape: Shape, *, bias: bool = False, rotate: bool = True) -> list[Build]:
+def gemvs(shape: Shape, *, bias: bool = False, rotate: bool = True, owed: bool = False) -> list[Build]:
     """The matrix-vector kernels of the single-row set."""
     hidden, intermediate, head_dim, dtype = shape
     tiles = step_tiles(hidden, intermediate, head_dim, shape.torch_dtype)
+    tiles = owing(tiles, shape.torch_dtype) if owed else tiles
 
     def build(module: ModuleType, name: str, tile: Tile, **more: int) -> Build:
         return Build(module, name, tile.warps, more, dtype)
@@ -168,6 +179,36 @@ def attentions(shape: Shape, cut: Attention) -> list[Build]:
     return builds
 
 
+def experts(hidden: int, intermediate: int, count: int, chosen: int, dtype: str) -> list[Build]:
+    """The kernels of a mixture of `count` experts."""
+    shape = Shape(hidden, intermediate, 128, dtype)
+    tile = up_tile(step_tiles(hidden, intermediate, 128, shape.torch_dtype).gate_up, shape.torch_dtype)
+    up = {"HIDDEN": hidden, "INTERMEDIATE": intermediate, "EXPERTS": count, "ALL": padded(count), "CHOSEN": chosen}
+    up |= {"NORMALISED": True, "ACTIVATION": "silu", "CHUNK": tile.chunk(shape.torch_dtype), "ROWS": tile.rows // 2}
+    chunk, rows, warps = down_tile(intermediate, padded(chosen), hidden)
+    down = {"COLUMNS": intermediate, "CHOSEN": chosen, "SLOTS": padded(chosen), "CHUNK": chunk, "ROWS": rows}
+    outputs, block, stages = gemm_tile(shape.torch_dtype)
+    many = {"ROWS": 16 if dtype == "fp32" else 128, "TILE": outputs, "BLOCK": block, "STAGES": stages}
+    return [
+        Build(expert_gemv_triton, "expert_up_gemv", tile.warps, up | {"MMA": tile.mma}, dtype),
+        Build(expert_gemv_triton, "expert_down_gemv", warps, down, dtype),
+        Build(
+            expert_gemm_triton,
+            "expert_gemm",
+            4,
+            {"SHARED": chosen, "COLUMNS": hidden, **many, "ACTIVATION": "silu"},
+            dtype,
+        ),
+        Build(
+            expert_gemm_triton,
+            "expert_gemm",
+            4,
+            {"SHARED": 1, "COLUMNS": intermediate, **many, "ACTIVATION": ""},
+            dtype,
+        ),
+    ]
+
+
 def plain(dtype: str) -> list[Build]:
     """The kernels without programmatic dependent launch: those of a prefill, of its norms, and of the read ceiling."""
     alike, summed = MappingProxyType({"x_ptr": dtype}), MappingProxyType({"x_ptr": dtype, "out_ptr": "fp32"})
@@ -204,15 +245,21 @@ def cut_by_tiles(shape: Shape) -> dict[str, Build]:
     }
 
 
+def of_experts(dtype: str) -> dict[str, Build]:
+    """Those of a step of one row through the experts of Qwen3-30B-A3B."""
+    return {build.name: build for build in experts(2048, 768, 128, 8, dtype) if "gemv" in build.name}
+
+
 LARGEST = Shape(4096, 14336, 128, "bf16")
 KERNELS = {
     **cut_by_tiles(LARGEST),
+    **of_experts("bf16"),
     **between("bf16"),
     "gumbel_best": Build(gumbel_best_triton, "gumbel_best", 4, {"BLOCK": 1024}),
 }
 """The kernels with programmatic dependent launch, as an 8B model runs them; behind a name may stand its rows."""
 GEMMS = [name for name in KERNELS if "gemm" in name]
-IN_FP16 = {**cut_by_tiles(LARGEST._replace(dtype="fp16")), **between("fp16")}
+IN_FP16 = {**cut_by_tiles(LARGEST._replace(dtype="fp16")), **of_experts("fp16"), **between("fp16")}
 ORDERED = [*KERNELS.items(), *IN_FP16.items()]
 
 SHAPES = [
@@ -226,12 +273,57 @@ SHAPES = [
         (4096, 14336, 128),  # Llama-3.1-8B
         (4096, 14336, 64),
         (4096, 14336, 256),
+        (3584, 14336, 256),  # Gemma 2 9B
         (576, 1536, 128),
         (576, 1536, 256),
     )
     for dtype in ("bf16", "fp32")
 ]
 FLAGS = ({"bias": True}, {"rotate": False})
+OWED = ("owed_ptr", "post_ptr", "kept_ptr")
+
+
+def gemma(shape: Shape) -> list[Build]:
+    """All kernels of a Gemma 2 of this shape that are others than a Llama's, and those of its prefill."""
+    norms = {"qkv_gemv": {}, "gate_up_gemv": {"ACTIVATION": "gelu_tanh"}, "head_gemv": {"CAP": 30.0}}
+    builds = [
+        each._replace(constants=each.constants | norms[each.name], given=OWED)
+        for each in gemvs(shape, owed=True)
+        if each.name in norms
+    ]
+    builds += [
+        each._replace(constants=each.constants | {"ADD": False})
+        for each in gemvs(shape, owed=True)
+        if each.name == "residual_gemv"
+    ]
+    flags = {"gate_up_gemm": {"ACTIVATION": "gelu_tanh"}, "head_gemm": {"CAP": 30.0}}
+    for rows in (16, 128) if shape.dtype == "bf16" else (16,):
+        builds += [
+            each._replace(constants=each.constants | flags[each.name])
+            for each in gemms(shape, rows)
+            if each.name in flags
+        ]
+    for tiles in (step_tiles(*shape[:3], shape.torch_dtype), batch_tiles(*shape[:3], shape.torch_dtype.itemsize)):
+        for each in attentions(shape, tiles.attention):
+            scores = {} if each.name == "flash_fold" else {"CAP": 50.0}
+            builds.append(each._replace(constants=each.constants | scores | {"WINDOW": 4096}))
+    parts = {"BLOCK": padded(shape.hidden), "PARTS": 4}
+    warps = launch_shape(shape.hidden)[1]
+    builds.append(Build(add_rms_norm_triton, "add_rms_norm", warps, parts, shape.dtype, given=("post_ptr",)))
+    return builds
+
+
+def prefills(head_dim: int, dtype: str) -> list[Build]:
+    """The attention of a prefill, with and without what it has beyond SDPA's."""
+    shape = Shape(0, 0, head_dim, dtype)
+    tile = prefill_tile(head_dim, shape.torch_dtype)
+    constants = {**HEADS, "HEAD_DIM": head_dim, "ROWS": tile.rows, "BLOCK": tile.block, "STAGES": tile.stages}
+    return [
+        Build(flash_prefill_triton, "flash_prefill", tile.warps, constants | {"WINDOW": window, "CAP": cap}, dtype)
+        for window, cap in ((4096, 0.0), (0, 50.0), (4096, 50.0))
+    ]
+
+
 BUILDS = {
     build.key(): build
     for builds in (
@@ -242,6 +334,15 @@ BUILDS = {
         *map(gemvs, SHAPES),
         *(gemvs(shape, **flags) for shape in (*SHAPES[:2], LARGEST) for flags in FLAGS),
         *(gemms(shape, rows, **flags) for shape in (SHAPES[0], LARGEST) for rows in (32, 128) for flags in FLAGS),
+        *(gemma(shape) for shape in SHAPES if shape.head_dim == 256 or shape == LARGEST),
+        *(
+            experts(*sizes, dtype)
+            for sizes in ((2048, 768, 128, 8), (4096, 14336, 8, 2))  # Qwen3-30B-A3B, Mixtral-8x7B
+            for dtype in ("bf16", "fp32")
+        ),
+        experts(4096, 14336, 8, 2, "fp16"),
+        *(prefills(head_dim, dtype) for head_dim in (64, 128, 256) for dtype in ("bf16", "fp32")),
+        prefills(128, "fp16"),
         *(attentions(shape, step_tiles(*shape[:3], shape.torch_dtype).attention) for shape in SHAPES),
         *(attentions(shape, batch_tiles(*shape[:3], shape.torch_dtype.itemsize).attention) for shape in SHAPES),
         # The most rows that either of a width's tiles takes: the more rows, the more registers. In fp32 a step's 16,
@@ -266,7 +367,9 @@ def machine_code(build: Build, tmp_path: Path, module: ModuleType | None = None)
     Of `module`, if one is given.
     """
     kernel = getattr(module or build.module, f"{build.name}_kernel")
-    constants = {**build.constants, **({"PDL": True} if "PDL" in kernel.arg_names else {})}
+    optional = {each.name: each.default for each in kernel.params if each.has_default}  # constants all of them, or None
+    constants = {**{name: value for name, value in optional.items() if name not in build.given}, **build.constants}
+    constants |= {"PDL": True} if "PDL" in kernel.arg_names else {}
     dtypes = FIXED | build.own
     signature, attributes = {}, {}
     for index, argument in enumerate(kernel.arg_names):
@@ -276,7 +379,7 @@ def machine_code(build: Build, tmp_path: Path, module: ModuleType | None = None)
             signature[argument] = SCALARS[argument]
         else:
             signature[argument] = f"*{dtypes.get(argument, build.dtype)}"
-        if argument in DIVISIBLE or argument.endswith("_ptr"):
+        if argument in DIVISIBLE | STRIDES or argument.endswith("_ptr"):
             attributes[index,] = [["tt.divisibility", 16]]
     places = {(kernel.arg_names.index(argument),): value for argument, value in constants.items()}
     source = ASTSource(kernel, signature, constexprs=places, attrs=attributes)

@@ -156,9 +156,42 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 """What each of them is called here: its model_type, and where it departs from `COMMON`."""
 
 
+_HEAD_32 = {"hidden_size": 96}
+KERNEL_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma 2 without soft caps": (
+        "gemma2",
+        {"head_dim": 32, "sliding_window": WINDOW, "attn_logit_softcapping": None, "final_logit_softcapping": None},
+    ),
+    "granite without biases": (
+        "granite",
+        _HEAD_32
+        | {
+            "attention_multiplier": 0.5,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 2.0,
+        },
+    ),
+    "llama with gelu": ("llama", {"head_dim": 16, "attention_bias": False, "hidden_act": "gelu"}),
+    "mistral with heads of 64": ("mistral", {"head_dim": 64, "num_attention_heads": 8, "sliding_window": WINDOW}),
+    "mixtral with heads of 32": (
+        "mixtral",
+        _HEAD_32
+        | {"intermediate_size": 80, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": WINDOW},
+    ),
+    "phi3 with heads of 32": ("phi3", _HEAD_32 | {"sliding_window": WINDOW}),
+    "qwen2 with late windows and heads of 32": (
+        "qwen2",
+        _HEAD_32 | {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+    ),
+    "smollm3 with heads of 32": ("smollm3", MODELS["smollm3"][1] | _HEAD_32),
+}
+"""More of them, of sizes that the kernels on CUDA take, so that these compute each switch that they know."""
+
+
 def make_model(tiny: str, directory: Path) -> PreTrainedModel:
-    """The model `tiny`, every parameter drawn, saved to `directory`."""
-    model_type, changes = MODELS[tiny]
+    """The model `tiny`, of `MODELS` or `KERNEL_MODELS`, every parameter drawn, saved to `directory`."""
+    model_type, changes = (MODELS | KERNEL_MODELS)[tiny]
     settings = changes if model_type == "gpt2" else COMMON | changes
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

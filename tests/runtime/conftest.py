@@ -133,11 +133,12 @@ def door(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Callable[..., Any]]:
     from skote.kernels import launch
 
     def on_the_cpu(op: str, **tensors: Any) -> None:
-        assert all(tensor.is_contiguous() and tensor.device.type == "cpu" for tensor in tensors.values()), op
+        assert all(tensor.device.type == "cpu" for tensor in tensors.values()), op
 
     def make(launcher: Callable[..., object], reference: Callable[..., Any], *names: str) -> Callable[..., Any]:
         module = sys.modules[launcher.__module__]
-        monkeypatch.setattr(module, "check_tensors", on_the_cpu)
+        if hasattr(module, "check_cuda"):
+            monkeypatch.setattr(module, "check_cuda", on_the_cpu)
         for kernel in [each for each in vars(module) if each.endswith("_kernel")]:
             monkeypatch.setattr(module, kernel, Unlaunched())
 
@@ -147,5 +148,5 @@ def door(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Callable[..., Any]]:
 
         return call
 
-    monkeypatch.setattr(launch, "check_tensors", on_the_cpu)
+    monkeypatch.setattr(launch, "check_cuda", on_the_cpu)
     return make

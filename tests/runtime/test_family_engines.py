@@ -14,7 +14,7 @@ from skote.model.adapters import load_spec
 from skote.runtime.engine import SkotergyEngine
 from skote.runtime.tier_choice import tier_1_refusal
 from skote.types import Request
-from tests.model.tiny_families import MODELS, VOCAB, make_model
+from tests.model.tiny_families import KERNEL_MODELS, MODELS, VOCAB, make_model
 
 PROMPTS = [
     tuple(torch.randint(3, VOCAB, (length,), generator=torch.Generator().manual_seed(length)).tolist())
@@ -98,7 +98,7 @@ def test_both_arms_hold_the_same_weights_drawn_or_read(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("max_batch", [1, 4])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MODELS | KERNEL_MODELS)
 def test_on_cuda_the_tokens_are_transformers_in_whatever_tier(
     tmp_path: Path, run: Callable[..., Any], name: str, max_batch: int
 ) -> None:
@@ -114,6 +114,7 @@ def test_on_cuda_the_tokens_are_transformers_in_whatever_tier(
     takes = tier_1_refusal(spec, POSITIONS, captured=True) is None
 
     assert (described["tier"] == 1) == takes, described["tier_reason"]
+    assert takes or name not in KERNEL_MODELS
     for ids in PROMPTS:
         request = Request("a", ids, 40, ignore_eos=True)
         assert run(ours, request) == run(theirs, request), described["tier_reason"]

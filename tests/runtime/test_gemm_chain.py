@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,11 +26,18 @@ from skote.runtime import gemm_chain
 from skote.runtime.gemm_chain import GemmChain
 
 SPEC = DecoderSpec(31, 24, 40, 3, 4, 2, 8, 1e-5, 64, RopeSpec(10000.0), False, ())
+GEMMA = replace(SPEC, post_norms=True, activation="gelu_tanh")
 ROWS, PAGE = 16, 4
 
 
+@pytest.fixture(params=[SPEC, GEMMA], ids=["llama", "gemma"])
+def spec(request: pytest.FixtureRequest) -> DecoderSpec:
+    of: DecoderSpec = request.param
+    return of
+
+
 @pytest.fixture
-def chain(monkeypatch: pytest.MonkeyPatch) -> GemmChain:
+def chain(monkeypatch: pytest.MonkeyPatch, spec: DecoderSpec) -> GemmChain:
     def qkv_gemm(*tensors: torch.Tensor, page: int, tile: Any, pdl: bool, **options: Any) -> None:
         qkv_gemm_reference(*tensors, page=page, **options)
 
@@ -38,19 +46,19 @@ def chain(monkeypatch: pytest.MonkeyPatch) -> GemmChain:
         for columns, part in zip(torch.arange(h.shape[1]).chunk(tile.splits), partials, strict=True):
             part.copy_(split_gemm_reference(h[:, columns], weight[:, columns]))
 
-    def gate_up_gemm(*tensors: torch.Tensor, tile: Any, pdl: bool) -> None:
-        gate_up_gemm_reference(*tensors)
+    def gate_up_gemm(*tensors: torch.Tensor, tile: Any, pdl: bool, activation: str) -> None:
+        gate_up_gemm_reference(*tensors, activation=activation)
 
-    def add_rms_norm(*tensors: Any, eps: float, pdl: bool) -> None:
-        add_rms_norm_reference(*tensors, eps=eps)
+    def add_rms_norm(*tensors: Any, eps: float, pdl: bool, post: torch.Tensor | None) -> None:
+        add_rms_norm_reference(*tensors, eps=eps, post=post)
 
     for launcher in (qkv_gemm, split_gemm, gate_up_gemm, add_rms_norm):
         monkeypatch.setattr(gemm_chain, launcher.__name__, launcher)
     tiles = batch_tiles(SPEC.hidden, SPEC.intermediate, SPEC.head_dim, 4)
-    return GemmChain(SPEC, drawn(), ROWS, tiles=tiles, page=PAGE, pdl=False)
+    return GemmChain(spec, drawn(spec), ROWS, tiles=tiles, page=PAGE, pdl=False)
 
 
-def drawn() -> DecoderWeights:
+def drawn(spec: DecoderSpec) -> DecoderWeights:
     torch.manual_seed(5)
     heads = SPEC.heads * SPEC.head_dim
 
@@ -65,6 +73,8 @@ def drawn() -> DecoderWeights:
             torch.rand(SPEC.hidden) + 0.5,
             matrix(2 * SPEC.intermediate, SPEC.hidden),
             matrix(SPEC.hidden, SPEC.intermediate),
+            attn_post_norm=torch.randn(SPEC.hidden) if spec.post_norms else None,
+            mlp_post_norm=torch.randn(SPEC.hidden) if spec.post_norms else None,
         )
         for _ in range(SPEC.layers)
     )
@@ -72,9 +82,9 @@ def drawn() -> DecoderWeights:
     return DecoderWeights(embed, layers, torch.rand(SPEC.hidden) + 0.5, embed)
 
 
-def test_a_pass_through_the_layers_twice(chain: GemmChain) -> None:
+def test_a_pass_through_the_layers_twice(chain: GemmChain, spec: DecoderSpec) -> None:
     """The rows are a prompt; its pages follow each other. A second pass starts with nothing owed."""
-    weights, rope = drawn(), rope_table(ROWS, inverse_frequencies(SPEC.head_dim, SPEC.rope.theta))
+    weights, rope = drawn(spec), rope_table(ROWS, inverse_frequencies(SPEC.head_dim, SPEC.rope.theta))
     positions, table = torch.arange(ROWS, dtype=torch.int32), torch.arange(ROWS // PAGE, dtype=torch.int32)[None]
     start = torch.randn(ROWS, SPEC.hidden)
     mask = torch.zeros(1, ROWS)
@@ -93,15 +103,15 @@ def test_a_pass_through_the_layers_twice(chain: GemmChain) -> None:
             launched += chain.mlp(x, attended[0].transpose(0, 1).flatten(1), layer)
             assert launched == ("add_rms_norm", "qkv_gemm", "split_gemm", "add_rms_norm", "gate_up_gemm", "split_gemm")
             cache = wanted_k[None], wanted_v[None]
-            expected = layer_forward(expected, layer, cache, *(each[None, None] for each in rope), mask, SPEC, ops)
+            expected = layer_forward(expected, layer, cache, *(each[None, None] for each in rope), mask, spec, ops)
             torch.testing.assert_close((k, v), (wanted_k, wanted_v), rtol=1e-5, atol=1e-5)
         assert chain.norm(x, weights.norm) == ("add_rms_norm",)
         torch.testing.assert_close(x, expected[0], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(chain.normed, ops.norm(x, weights.norm, None), rtol=1e-5, atol=1e-5)
 
 
-def test_without_query_heads_keys_and_values_alone_are_written(chain: GemmChain) -> None:
-    layer, rope = drawn().layers[0], rope_table(ROWS, inverse_frequencies(SPEC.head_dim, SPEC.rope.theta))
+def test_without_query_heads_keys_and_values_alone_are_written(chain: GemmChain, spec: DecoderSpec) -> None:
+    layer, rope = drawn(spec).layers[0], rope_table(ROWS, inverse_frequencies(SPEC.head_dim, SPEC.rope.theta))
     positions, table = torch.arange(ROWS, dtype=torch.int32), torch.arange(ROWS // PAGE, dtype=torch.int32)[None]
     x, pools = torch.randn(ROWS, SPEC.hidden), []
     for queries in (True, False):

@@ -55,10 +55,7 @@ def test_every_switch_is_one_and_what_loading_undoes_is_none() -> None:
 def test_the_kernels_take_the_switches_that_they_compute(name: str) -> None:
     refusal = tier_1_refusal(replace(SPEC, **{name: ON[name]}), 2048, captured=True)
 
-    expected = f"the CUDA kernels do not compute {name} of its spec"
-    if name == "windows":
-        expected = "the CUDA kernels do not compute its windows; engine.max_model_len=8 does without them"
-    assert refusal == (None if name in KERNEL_SWITCHES else expected)
+    assert refusal == (None if name in KERNEL_SWITCHES else f"the CUDA kernels do not compute {name} of its spec")
     assert tier_1_refusal(replace(SPEC, **{name: ON[name]}), 2048, captured=False) is None
 
 
@@ -67,6 +64,14 @@ def test_norms_with_a_weight_a_head_or_over_the_whole_width_are_not_the_kernels(
     refusal = tier_1_refusal(replace(SPEC, qk_norm=qk_norm), 2048, captured=True)
 
     assert refusal == "the CUDA kernels do not compute qk_norm of its spec"
+
+
+def test_scales_that_would_change_the_eps_of_other_norms_are_not_folded() -> None:
+    scaled = replace(SPEC, residual_scale=0.5, qk_norm="head")
+
+    refusal = tier_1_refusal(scaled, 2048, captured=True)
+    assert refusal == "the CUDA kernels do not compute residual_scale of its spec"
+    assert tier_1_refusal(replace(scaled, post_norms=True), 2048, captured=True) is None
 
 
 def test_several_switches_are_all_named() -> None:
