@@ -273,11 +273,18 @@ SHAPES = [
         (4096, 14336, 128),  # Llama-3.1-8B
         (4096, 14336, 64),
         (4096, 14336, 256),
-        (3584, 14336, 256),  # Gemma 2 9B
         (576, 1536, 128),
         (576, 1536, 256),
     )
     for dtype in ("bf16", "fp32")
+]
+OWING = [  # of each width, in fp32 those that need the most registers
+    LARGEST,
+    Shape(3584, 14336, 256, "bf16"),  # Gemma 2 9B
+    Shape(3584, 14336, 256, "fp32"),
+    Shape(2048, 16384, 256, "bf16"),
+    Shape(576, 1536, 256, "bf16"),
+    Shape(576, 1536, 256, "fp32"),
 ]
 FLAGS = ({"bias": True}, {"rotate": False})
 OWED = ("owed_ptr", "post_ptr", "kept_ptr")
@@ -314,13 +321,13 @@ def gemma(shape: Shape) -> list[Build]:
 
 
 def prefills(head_dim: int, dtype: str) -> list[Build]:
-    """The attention of a prefill, with and without what it has beyond SDPA's."""
+    """The attention of a prefill with what it has beyond SDPA's; of the largest heads also one without the other."""
     shape = Shape(0, 0, head_dim, dtype)
     tile = prefill_tile(head_dim, shape.torch_dtype)
     constants = {**HEADS, "HEAD_DIM": head_dim, "ROWS": tile.rows, "BLOCK": tile.block, "STAGES": tile.stages}
     return [
         Build(flash_prefill_triton, "flash_prefill", tile.warps, constants | {"WINDOW": window, "CAP": cap}, dtype)
-        for window, cap in ((4096, 0.0), (0, 50.0), (4096, 50.0))
+        for window, cap in ((4096, 50.0), *(((4096, 0.0), (0, 50.0)) if head_dim == 256 else ()))
     ]
 
 
@@ -334,15 +341,11 @@ BUILDS = {
         *map(gemvs, SHAPES),
         *(gemvs(shape, **flags) for shape in (*SHAPES[:2], LARGEST) for flags in FLAGS),
         *(gemms(shape, rows, **flags) for shape in (SHAPES[0], LARGEST) for rows in (32, 128) for flags in FLAGS),
-        *(gemma(shape) for shape in SHAPES if shape.head_dim == 256 or shape == LARGEST),
-        *(
-            experts(*sizes, dtype)
-            for sizes in ((2048, 768, 128, 8), (4096, 14336, 8, 2))  # Qwen3-30B-A3B, Mixtral-8x7B
-            for dtype in ("bf16", "fp32")
-        ),
-        experts(4096, 14336, 8, 2, "fp16"),
-        *(prefills(head_dim, dtype) for head_dim in (64, 128, 256) for dtype in ("bf16", "fp32")),
-        prefills(128, "fp16"),
+        *map(gemma, OWING),
+        *(experts(2048, 768, 128, 8, dtype) for dtype in ("bf16", "fp16")),  # Qwen3-30B-A3B
+        *(experts(4096, 14336, 8, 2, dtype) for dtype in ("bf16", "fp32")),  # Mixtral-8x7B
+        *(prefills(head_dim, dtype) for head_dim in (128, 256) for dtype in ("bf16", "fp32")),
+        prefills(64, "fp16"),
         *(attentions(shape, step_tiles(*shape[:3], shape.torch_dtype).attention) for shape in SHAPES),
         *(attentions(shape, batch_tiles(*shape[:3], shape.torch_dtype.itemsize).attention) for shape in SHAPES),
         # The most rows that either of a width's tiles takes: the more rows, the more registers. In fp32 a step's 16,
