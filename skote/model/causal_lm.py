@@ -32,7 +32,8 @@ def load_module(
 ) -> Any:  # noqa: ANN401 (Transformers' models are untyped)
     """The directory's causal language model in `dtype` on `device`, ready for inference; `layers` cuts it.
 
-    `attention` is Transformers' attn_implementation; None for its own choice, sdpa where the model has it.
+    `attention` is Transformers' attn_implementation; None for its own choice, sdpa where the model has it and it does
+    all that the model asks for.
     With `random_seed` only config.json is read: each parameter is filled by `fill_random` of its name.
 
     Raises:
@@ -41,6 +42,7 @@ def load_module(
     # Its bar would come between our own lines on a user's terminal.
     transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     config = _config(local_dir, layers)
+    attention = attention or _exact_attention(config)
     auto: Any = transformers.AutoModelForCausalLM
     with _named(local_dir):
         if random_seed is not None:
@@ -60,6 +62,11 @@ def load_module(
         )
         _check_complete(local_dir, loading)
         return module.to(device).eval()
+
+
+def _exact_attention(config: Any) -> str | None:  # noqa: ANN401
+    """eager where scores are capped: sdpa leaves the cap out, and Transformers 5.17 takes it for Gemma 2 nevertheless."""
+    return "eager" if getattr(config, "attn_logit_softcapping", None) else None
 
 
 def empty_module(local_dir: Path, layers: int | None) -> Any:  # noqa: ANN401
