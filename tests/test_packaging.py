@@ -186,4 +186,4 @@ def test_the_installed_commands_run_from_an_empty_folder(installed, tmp_path):
 def test_the_installed_commands_explain_themselves(installed, tmp_path, script):
     done = run(installed, tmp_path, script, "--help")
     assert (done.returncode, done.stderr) == (0, "")
-    assert ("model: llama31_8b_shape" if script == "skote-eval" else f"usage: {script}") in done.stdout
+    assert ("llama31_8b_shape" if script == "skote-eval" else f"usage: {script}") in done.stdout

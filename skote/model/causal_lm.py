@@ -65,7 +65,7 @@ def load_module(
 
 
 def _exact_attention(config: Any) -> str | None:  # noqa: ANN401
-    """eager where scores are capped: sdpa leaves the cap out, and Transformers 5.17 takes it for Gemma 2 nevertheless."""
+    """eager where scores are capped: sdpa leaves the cap out, and Transformers 5.17 takes it for Gemma 2 still."""
     return "eager" if getattr(config, "attn_logit_softcapping", None) else None
 
 
