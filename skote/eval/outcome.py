@@ -1,11 +1,13 @@
-"""How a checked run is told to whoever asked: junit.xml and summary.md in its directory, and GitHub's step summary."""
+"""How a run is told to whoever asked: on the terminal, in junit.xml and summary.md, and in GitHub's step summary."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from skote.eval.claims import claim_line
 from skote.eval.junit import junit_xml
 from skote.eval.record import write_text
 from skote.eval.wording import arm_labels, number, percent, percent_interval, verdict_sentence
@@ -15,6 +17,22 @@ STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 """Where GitHub says to which file a step appends its summary (docs.github.com, Workflow commands)."""
 
 FIGURES = (("e2el_ms", "p50"), ("e2el_ms", "p95"), ("ttft_ms", "p50"), ("tpot_ms", "p50"))
+
+
+def closing_lines(directory: Path, manifest: dict[str, Any], metrics: dict[str, Any]) -> Iterator[str]:
+    """What a terminal is told at a run's end: checks, failed requests, the claim, the verdict or why there is none."""
+    for check in metrics["checks"] if metrics["status"] == "complete" else ():
+        yield f"  {check['outcome']}: {check['name']}: {check['sentence']}"
+    for finding in metrics["findings"]:
+        if finding["code"] == "requests_failed":
+            yield f"{finding['sentence']} Each one's error is in {directory / 'requests.parquet'}."
+    if "claim" in metrics:
+        yield claim_line(metrics["claim"])
+    if metrics["arms"]:
+        label = metrics["verdict"]["label"]
+        invalid = [finding["sentence"] for finding in metrics["findings"] if finding["severity"] == "invalid"]
+        said = invalid[0] if invalid else verdict_sentence(metrics, arm_labels(manifest))
+        yield said if label is None else f"{label}: {said}"
 
 
 def write_outcome(directory: Path, manifest: dict[str, Any], metrics: dict[str, Any]) -> None:

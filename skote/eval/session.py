@@ -18,7 +18,6 @@ from skote.config import EngineConfig, RouterConfig
 from skote.contracts.check import Figures, Subject, run_checks
 from skote.eval.adaptive import StopRule, decide, primary_effect
 from skote.eval.arms import Arm, start_arm, tier_lines
-from skote.eval.claims import claim_line
 from skote.eval.conversation import as_sent
 from skote.eval.derive import Measured
 from skote.eval.environment import describe_machine
@@ -28,7 +27,7 @@ from skote.eval.journal import Journal
 from skote.eval.measure import Arm as ArmName
 from skote.eval.measure import Pass, plan_passes
 from skote.eval.noise import CpuMeter
-from skote.eval.outcome import write_outcome
+from skote.eval.outcome import closing_lines, write_outcome
 from skote.eval.parity import Ids
 from skote.eval.plan import SIMULATED, Plan
 from skote.eval.progress import RunProgress
@@ -133,16 +132,11 @@ class Session:
         else:
             path, metrics = self.directory / "metrics.json", summarize(read_run(self.directory))
             self.writer.write_json(path.name, metrics)
+        manifest = read_run(self.directory).manifest
         if self.plan.settings.check.name != "none":
-            write_outcome(self.directory, read_run(self.directory).manifest, metrics)
-            for check in metrics["checks"] if metrics["status"] == "complete" else ():
-                self.progress.say(f"  {check['outcome']}: {check['name']}: {check['sentence']}")
-        for finding in metrics["findings"]:
-            if finding["code"] == "requests_failed":
-                place = self.directory / "requests.parquet"
-                self.progress.say(f"{finding['sentence']} Each one's error is in {place}.")
-        if "claim" in metrics:
-            self.progress.say(claim_line(metrics["claim"]))
+            write_outcome(self.directory, manifest, metrics)
+        for line in closing_lines(self.directory, manifest, metrics):
+            self.progress.say(line)
         self.progress.say(str(path))
         return ExitCode(metrics["exit_code"])
 

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from skote.eval.junit import junit_xml
-from skote.eval.outcome import STEP_SUMMARY, summary_markdown, write_outcome
+from skote.eval.outcome import STEP_SUMMARY, closing_lines, summary_markdown, write_outcome
 from skote.eval.record import read_run
 from skote.eval.summary import summarize
 from skote.types import RecordError
@@ -27,6 +27,29 @@ def checked(synthetic):
         return run.directory, run.manifest, summarize(run)
 
     return read
+
+
+def test_a_terminal_is_told_checks_and_verdict(checked):
+    lines = list(closing_lines(*checked()))
+
+    assert any(line.startswith("  failed: p50_delta_max: ") for line in lines)
+    assert lines[-1].startswith("FASTER: A median request takes 58.2\N{NO-BREAK SPACE}% less time end to end with ")
+
+
+def test_a_terminal_is_told_why_a_run_is_invalid(checked):
+    directory, manifest, metrics = checked()
+    metrics["verdict"]["label"] = "INVALID"
+    metrics["findings"] = [
+        {"severity": "warning", "code": "requests_failed", "sentence": "One request failed."},
+        {"severity": "invalid", "code": "one_sided_noise", "sentence": "Others took the CPU."},
+    ]
+    metrics["checks"] = []
+    place = directory / "requests.parquet"
+
+    assert list(closing_lines(directory, manifest, metrics)) == [
+        f"One request failed. Each one's error is in {place}.",
+        "INVALID: Others took the CPU.",
+    ]
 
 
 def test_junit_has_a_case_for_the_run_and_one_for_each_check(checked):
