@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from skote.engines.delays import Delay
 from skote.engines.simulated import SimulatedEngine
 from skote.runtime import launch_rows
 
@@ -11,15 +12,15 @@ from skote.runtime import launch_rows
 class KeepingEngine(SimulatedEngine):
     """Keeps every prompt through all phases, and waits for the prefill of what is new of a prompt alone."""
 
-    def __init__(self, **options):
+    def __init__(self, *, prefill_ms, **options):
         super().__init__(**options)
-        self._full_ms, self._kept = self._prefill_ms, []
+        self._full_ms, self._kept = prefill_ms, []
 
     def generate(self, requests, emit):
         ids = requests[0].input_ids
         known = max((_shared(ids, kept) for kept in self._kept), default=0)
         self._kept.append(ids)
-        self._prefill_ms = self._full_ms * (1 - known / len(ids))
+        self._prefill = Delay("fixed", self._full_ms * (1 - known / len(ids)))
         return super().generate(requests, emit)
 
 
@@ -45,7 +46,7 @@ class TurncoatEngine(SimulatedEngine):
     def generate(self, requests, emit):
         self._honest -= 1
         if self._honest < 0:
-            self._prefill_ms = self._token_ms = 0.0
+            self._prefill = self._token = Delay("fixed", 0.0)
         return super().generate(requests, emit)
 
     def output_ids(self, input_ids, n_tokens):
