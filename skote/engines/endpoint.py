@@ -84,7 +84,7 @@ class EndpointEngine(StreamingEngine):
         )
         key = read_key(key_file, key_variable)
         sent = dict(headers or {}) | ({"Authorization": f"Bearer {key}"} if key else {})
-        self._texts: dict[tuple[int, ...], str] = {}
+        self._texts: dict[tuple[tuple[int, ...], int], str] = {}
         self._caveats = Caveats(extensions=extensions)
         trust = read_trust(ca_file)
         super().__init__()
@@ -115,14 +115,15 @@ class EndpointEngine(StreamingEngine):
         return True
 
     def answer(self, request: Request) -> str:
-        """The text of the last answer to the prompt of `request`, whose tokens' ids the server did not tell.
+        """The text of the last answer of that length to the prompt of `request`, whose ids the server did not tell.
 
         Raises:
             EngineError: there was none.
         """
-        if request.input_ids not in self._texts:
+        asked = request.input_ids, request.max_new_tokens  # a prompt may be asked again, for less of an answer
+        if asked not in self._texts:
             raise EngineError(f"The server has given no answer without ids to request {request.request_id}.")
-        return self._texts[request.input_ids]
+        return self._texts[asked]
 
     def describe(self) -> dict[str, Any]:
         """As `Engine.describe`; the caveats are of all that was asked so far."""
@@ -185,7 +186,7 @@ class EndpointEngine(StreamingEngine):
         reason = await self._client.stream(self._writer.path, self._writer.body(request, self._model), count, emit)
         self._caveats.note(request, count)
         if not count.ids_known:
-            self._texts[request.input_ids] = "".join(count.pieces)
+            self._texts[request.input_ids, request.max_new_tokens] = "".join(count.pieces)
         return Answered(reason, count.cached_tokens)
 
 
