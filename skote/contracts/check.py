@@ -56,6 +56,10 @@ class Subject:
         """Keyword arguments of any engine."""
         return self.model | {"device": self.device, "dtype": self.dtype} | changes
 
+    def log(self, index: int) -> Path:
+        """Where the replica of that index writes what it prints."""
+        return self.directory / f"replica-{index}.log"
+
 
 def run_checks(names: Sequence[str], subject: Subject, say: Callable[[str], None]) -> dict[str, Figures]:
     """The figures of each check in `names`, in their order; `say` is told what comes next.

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from pathlib import Path
 
 from skote.contracts.check import Figures, Subject
 from skote.runtime.dispatch import ReplicaDispatcher
@@ -87,9 +86,7 @@ def in_flight(subject: Subject) -> Figures:
     for cap in CAPS:
         with ExitStack() as stack:
             replicas = [
-                Counting(
-                    stack.enter_context(Replica(_simulated(), index=index, device="cpu", log=_log(subject, index)))
-                )
+                Counting(stack.enter_context(Replica(_simulated(), index=index, device="cpu", log=subject.log(index))))
                 for index in range(REPLICAS)
             ]
             dispatcher = stack.enter_context(ReplicaDispatcher(replicas, max_concurrency_per_device=cap))
@@ -107,7 +104,7 @@ def closing(subject: Subject) -> Figures:
     `requests_lost`: neither answered nor cancelled, or answered with another number of tokens than asked for.
     `requests_cancelled`: those that the replica had not taken yet.
     """
-    with Replica(_simulated(), index=0, device="cpu", log=_log(subject, 0)) as replica:
+    with Replica(_simulated(), index=0, device="cpu", log=subject.log(0)) as replica:
         dispatcher = ReplicaDispatcher([replica], max_concurrency_per_device=1)
         futures = [dispatcher.dispatch(Request(f"queued-{index}", (1, 2, 3), 5)) for index in range(QUEUED)]
         futures[0].result()
@@ -126,7 +123,7 @@ def cancelling(subject: Subject) -> Figures:
     1,000 tokens to go, went on to its end.
     """
     with (
-        Replica(_simulated(), index=0, device="cpu", log=_log(subject, 0)) as replica,
+        Replica(_simulated(), index=0, device="cpu", log=subject.log(0)) as replica,
         ReplicaDispatcher([replica], max_concurrency_per_device=1) as dispatcher,
     ):
         asked = [LONG] + [5] * (QUEUED - 1)
@@ -147,7 +144,3 @@ def cancelling(subject: Subject) -> Figures:
 
 def _simulated() -> EngineSpec:
     return EngineSpec("skote.engines.simulated.SimulatedEngine", {"token_ms": 0.5})
-
-
-def _log(subject: Subject, index: int) -> Path:
-    return subject.directory / f"replica-{index}.log"

@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from pathlib import Path
 
 from skote.contracts.check import REPEATS, Figures, Subject
 from skote.contracts.dispatching import Counting
@@ -54,7 +53,7 @@ def length_routing(subject: Subject) -> Figures:
     repeats: list[dict[str, tuple[float, float]]] = [{} for _ in range(REPEATS)]
     with ExitStack() as stack:
         replicas = [
-            Launches(stack.enter_context(Replica(_simulated(), index=index, device="cpu", log=_log(subject, index))))
+            Launches(stack.enter_context(Replica(_simulated(), index=index, device="cpu", log=subject.log(index))))
             for index in range(REPLICAS)
         ]
         for number, found in enumerate(repeats):
@@ -93,7 +92,3 @@ def _p95_ms(completions: Sequence[Completion]) -> float:
 
 def _simulated() -> EngineSpec:
     return EngineSpec("skote.engines.simulated.SimulatedEngine", {"prefill_ms": 1.0, "token_ms": 1.0})
-
-
-def _log(subject: Subject, index: int) -> Path:
-    return subject.directory / f"replica-{index}.log"
